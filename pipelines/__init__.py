@@ -1,0 +1,5 @@
+"""The commands: options, graph wiring, the driver's loop and reports. Nothing here is pickled.
+
+Training: `train` (the command), `algorithm` (`Algorithm`, the same from Python), `runners`.
+Reports: `report/` (the terminal, TensorBoard).
+"""

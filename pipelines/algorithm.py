@@ -1,0 +1,382 @@
+"""Training from Python: `Algorithm(config).train()` runs one round as a Beam job.
+
+The command `pipelines.train` is this class with a loop around it.
+"""
+
+from __future__ import annotations
+
+import tempfile
+import time
+from collections.abc import Callable, Collection, Mapping, Sequence
+from types import TracebackType
+from typing import Any
+
+import numpy as np
+
+from pipelines.runners import Job
+from policies import round_results, stored_run
+from policies.config import AlgorithmConfig, config_dict
+from policies.config_loading import load_config
+from policies.env_setup import check_env
+from policies.errors import ConfigError, RunError
+from policies.evaluation import evaluate
+from policies.learners.learner import learner_named, policy_for, use_threads
+from policies.metrics_log import MetricsLog
+from policies.policy import Policy
+from policies.retention import prune, sweep_orphans
+from policies.run_directory import RunDirectory, VersionInfo
+from policies.run_lock import RunLock
+from policies.training_run import POLICY_ID, TrainingRun
+from transforms.rounds import TrainRounds
+
+PRUNE_EVERY = 10
+
+
+class Algorithm:
+    """Trains one run, and acts with its newest policy.
+
+    Args:
+        config: Settings: a config of the learner, or a mapping of its keys; default: the defaults.
+        algo: Name of the learner.
+        run_dir: Folder or URL of the run; default: a new temporary folder.
+        resume: Go on with the run that `run_dir` holds, if any; only stop conditions, device and
+            rounds per job may differ from it then.
+        runner: Beam runner.
+        pipeline_flags: Flags of Beam and of the runner.
+        allow_import: Modules that a stored run may import; names in `config` need no permission.
+        notify: Gets lines worth a user's attention.
+
+    Raises:
+        ConfigError: The settings, the environment or the run directory are wrong.
+
+    Example:
+        >>> algorithm = Algorithm({"env": "CartPole-v1", "seed": 1}, run_dir="runs/cartpole")
+        >>> while algorithm.train()["episode_return_mean"] < 400: pass
+        >>> algorithm.compute_single_action(obs)
+        0
+    """
+
+    def __init__(
+        self,
+        config: AlgorithmConfig | Mapping[str, Any] | None = None,
+        *,
+        algo: str = "ppo",
+        run_dir: str | None = None,
+        resume: bool = False,
+        runner: str = "DirectRunner",
+        pipeline_flags: Sequence[str] = (),
+        allow_import: Collection[str] = (),
+        notify: Callable[[str], None] = lambda line: None,
+    ) -> None:
+        directory = RunDirectory(run_dir or tempfile.mkdtemp(prefix="beamrl-"))
+        if resume and directory.exists():
+            given = _settings(config)
+            stored = stored_run.read_stored_run(directory)
+            stored_run.require_allowed(stored.settings, given, allow_import, directory.url)
+            before = stored.config()
+            merged = _merged(config_dict(before), given)
+            self.config = load_config(type(before), flags=merged)
+            stored_run.refuse_changes(before, self.config, directory.url)
+            self.algo, env_state = stored.algo, stored.env_state
+            spaces = (stored.observation_space, stored.action_space)
+        else:
+            self.algo = algo
+            self.config = _checked(config, algo)
+            facts = check_env(self.config)
+            spaces, env_state = (facts.observation_space, facts.action_space), facts.env_state
+            for line in facts.warnings:
+                notify(line)
+            policy_for(self.config, *spaces)
+            directory = RunDirectory.create(
+                directory.url, stored_run.stored_run(algo, self.config, *spaces, env_state)
+            )
+        self.run = TrainingRun.of(directory.url, self.algo, self.config, *spaces, env_state)
+        self.summary = round_results.RunSummary.of_log(directory, self.config.stop_return)
+        self._runner, self._flags, self._notify = runner, tuple(pipeline_flags), notify
+        self._jobs: dict[int, Job] = {}
+        self._log = MetricsLog(directory)
+        self._lock: RunLock | None = None
+        self._newest: VersionInfo | None = None
+        self._acting: tuple[str, Policy] | None = None
+        self._pruned = 0
+        self.results: list[dict[str, Any]] = []
+
+    # --- training ---------------------------------------------------------------------------
+
+    @property
+    def run_dir(self) -> str:
+        """Absolute path or URL of the run directory."""
+        return self.run.url
+
+    def start(self) -> VersionInfo:
+        """Takes the run's lock, clears what killed drivers left, and makes version 0 if needed.
+
+        Returns:
+            The newest version. `train` calls this itself.
+
+        Raises:
+            ConfigError: Another process trains the run.
+        """
+        if self._lock is None:
+            use_threads(self.config.learner_threads)
+            directory = self.run.directory
+            self._lock = RunLock(directory.url, notify=self._notify).acquire()
+            for path in directory.remove_torn_manifests(self._lock):
+                self._notify(f"removed {path}, which was not written whole")
+            sweep_orphans(directory, self._lock)
+            self._newest = directory.newest_version() or self.run.publish_initial()
+            self._log.update()
+        return self.newest
+
+    @property
+    def newest(self) -> VersionInfo:
+        """The newest version; the run must have one."""
+        newest = self._newest or self.run.directory.newest_version()
+        if newest is None:
+            raise RunError(f"{self.run.url} has no version yet; call train() first")
+        return newest
+
+    def stop_reason(self) -> str | None:
+        """Name of the stop condition that the newest version meets, or None."""
+        return self.run.stop_reason(self.newest)
+
+    def train(self, rounds: int = 1) -> dict[str, Any]:
+        """Runs one job of up to `rounds` rounds.
+
+        Returns:
+            The result of the last round; `results` holds one for each round of this object. A run
+            that has met a stop condition does nothing more; `stop_reason` in the result names it.
+
+        Raises:
+            ConfigError, RunError: What went wrong, in one line; the last good version stays.
+        """
+        before = self.start().version
+        assert self._lock is not None
+        self._lock.check()
+        started = time.perf_counter()
+        self._job(rounds).run()
+        newest = self.run.directory.newest_version()
+        if newest is None or (newest.version == before and self.run.stop_reason(newest) is None):
+            raise RunError(f"the job ended without a new version of {self.run.url}")
+        self._take_in(before, newest, time.perf_counter() - started)
+        return self.results[-1] if self.results else round_results.round_result(newest, {})
+
+    def _take_in(self, before: int, newest: VersionInfo, wall: float) -> None:
+        directory = self.run.directory
+        made = newest.version - before
+        for version in range(before + 1, newest.version + 1):
+            info = newest if version == newest.version else directory.read_version(version)
+            seconds = round_results.read_seconds(directory, version)
+            evaluated = seconds.pop("evaluated_at", None)
+            spent = sum(seconds.get(part, 0.0) for part in ("collect", "learn", "evaluate"))
+            seconds |= {"wall": wall / made, "overhead": max(0.0, wall / made - spent)}
+            result = round_results.round_result(info, seconds)
+            since = None if evaluated is None else evaluated - round_results.process_started()
+            self.summary.add(version, result["env_steps"], result["evaluation"], since)
+            self.results.append(result)
+        self._newest = newest
+        if self.results:
+            self.results[-1]["stop_reason"] = self.run.stop_reason(newest)
+        self._log.update()
+        if newest.version - self._pruned >= PRUNE_EVERY:
+            self.prune()
+
+    def prune(self) -> None:
+        """Removes old versions: keeps the last `keep_versions`, the best, every 100th."""
+        assert self._lock is not None
+        best = [v for v in [self.summary.best_version] if v is not None]
+        prune(
+            self.run.directory,
+            self._lock,
+            self._log,
+            keep_last=self.config.keep_versions,
+            best=best,
+        )
+        self._pruned = self.newest.version
+
+    def _job(self, rounds: int) -> Job:
+        if rounds not in self._jobs:
+            hints = _learner_hints(self.config)
+            self._jobs[rounds] = Job(
+                lambda pipeline: pipeline | TrainRounds(self.run, rounds, hints),
+                self._runner,
+                self._flags,
+            )
+        return self._jobs[rounds]
+
+    # --- evaluation and acting --------------------------------------------------------------
+
+    def evaluate(self, episodes: int | None = None) -> dict[str, Any]:
+        """Plays exactly N episodes with the newest policy, in this process.
+
+        Args:
+            episodes: N; default: `evaluation_episodes`, with the seeds of the version's own
+                evaluation.
+
+        Returns:
+            `mean`, `std`, `n`, `lengths`, `returns` and `capped`.
+        """
+        count = self.config.evaluation_episodes if episodes is None else episodes
+        version = self._version_to_act().version
+        return evaluate(self.get_policy(), self.config, version, count)
+
+    def get_policy(self, policy_id: str = POLICY_ID) -> Policy:
+        """The newest policy; it does not change when training goes on.
+
+        Raises:
+            KeyError: There is no policy of that name.
+        """
+        if policy_id != POLICY_ID:
+            raise KeyError(f"unknown policy {policy_id!r}; known: {POLICY_ID!r}")
+        info = self._version_to_act()
+        weights = info.file("weights")
+        if self._acting is None or self._acting[0] != weights.sha256:
+            policy = policy_for(self.config, *self.run.spaces)
+            policy.set_weights(self.run.directory.read_arrays(info.version, weights))
+            self._acting = (weights.sha256, policy)
+        return self._acting[1]
+
+    def compute_single_action(
+        self,
+        observation: Any,
+        state: Sequence[np.ndarray] | None = None,
+        *,
+        policy_id: str = POLICY_ID,
+        explore: bool = False,
+        full_fetch: bool = False,
+        unsquash_action: bool | None = None,
+        clip_action: bool | None = None,
+    ) -> Any:
+        """One action for one observation, as the environment takes it.
+
+        Args:
+            observation: As the environment gives it; the filter is applied and does not learn.
+            state: Recurrent state, or None at an episode's start.
+            policy_id: Which policy.
+            explore: Sample instead of taking the most probable action.
+            full_fetch: Return (action, state, extras) in any case.
+            unsquash_action: Default: the configuration's `normalize_actions`.
+            clip_action: Default: the configuration's `clip_actions`; not applied when unsquashed.
+
+        Returns:
+            The action; with a recurrent policy or `full_fetch`, (action, state, extras).
+        """
+        policy = self.get_policy(policy_id)
+        action, next_state, extras = policy.compute_single_action(
+            observation,
+            tuple(state or ()),
+            explore,
+            unsquash_action=unsquash_action,
+            clip_action=clip_action,
+        )
+        if full_fetch or policy.is_recurrent:
+            return action, next_state, extras
+        return action
+
+    def compute_actions(
+        self,
+        observations: Mapping[Any, Any],
+        state: Mapping[Any, Sequence[np.ndarray]] | None = None,
+        **options: Any,
+    ) -> Any:
+        """One action for each of several observations.
+
+        Args:
+            observations: By any key, such as an agent's id.
+            state: Recurrent state by key; keys without one start an episode.
+            **options: As for `compute_single_action`.
+
+        Returns:
+            Actions by key; with a recurrent policy or `full_fetch`, three dicts: actions, states,
+            extras.
+        """
+        full = options.pop("full_fetch", False)
+        states = state or {}
+        results = {
+            key: self.compute_single_action(obs, states.get(key), full_fetch=True, **options)
+            for key, obs in observations.items()
+        }
+        actions = {key: result[0] for key, result in results.items()}
+        if not full and not self.get_policy().is_recurrent:
+            return actions
+        return actions, {k: r[1] for k, r in results.items()}, {k: r[2] for k, r in results.items()}
+
+    def _version_to_act(self) -> VersionInfo:
+        if self._newest is None and self.run.directory.newest_version() is None:
+            return self.start()
+        return self.newest
+
+    # --- saving -----------------------------------------------------------------------------
+
+    def save(self, path: str) -> str:
+        """Writes the newest version as a run directory of its own.
+
+        Returns:
+            Its absolute path or URL, for `Algorithm.restore` or `--run_dir` with `--resume`.
+
+        Raises:
+            ConfigError: `path` holds a run already.
+        """
+        return stored_run.copy_version(self.run.directory, self._version_to_act(), path).url
+
+    @classmethod
+    def restore(cls, path: str, **options: Any) -> Algorithm:
+        """Opens a run directory, to act with its newest policy or to train on.
+
+        Args:
+            path: What `save` returned, or the `--run_dir` of a training command.
+            **options: As for the constructor; settings in `config` may change what a resume may.
+
+        Raises:
+            ConfigError: There is no run, or it names code that `allow_import` does not allow.
+        """
+        RunDirectory.open(path)
+        return cls(options.pop("config", None), run_dir=path, resume=True, **options)
+
+    def close(self) -> None:
+        """Releases the run's lock. The object may go on to act, or to train again."""
+        lock, self._lock = self._lock, None
+        if lock is not None:
+            lock.release()
+
+    def __enter__(self) -> Algorithm:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+
+def _checked(config: AlgorithmConfig | Mapping[str, Any] | None, algo: str) -> AlgorithmConfig:
+    config_class = learner_named(algo).CONFIG
+    if isinstance(config, AlgorithmConfig):
+        if not isinstance(config, config_class):
+            raise ConfigError(f"algo={algo} takes a {config_class.__name__}, got {type(config)}")
+        return config
+    return load_config(config_class, flags=config or {})
+
+
+def _settings(config: AlgorithmConfig | Mapping[str, Any] | None) -> dict[str, Any]:
+    if isinstance(config, AlgorithmConfig):
+        return config.model_dump(mode="json", exclude_unset=True)
+    return dict(config or {})
+
+
+def _merged(under: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
+    merged = dict(under)
+    for key, value in over.items():
+        both = isinstance(value, Mapping) and isinstance(merged.get(key), Mapping)
+        merged[key] = _merged(merged[key], value) if both else value
+    return merged
+
+
+def _learner_hints(config: AlgorithmConfig) -> dict[str, str]:
+    """Beam resource hints of the learner stage: one learner call at a time, and a GPU if wanted."""
+    hints = {"max_active_bundles_per_worker": "1"}
+    if config.learner_device != "cpu":
+        hints["accelerator"] = "type:nvidia-l4;count:1;install-nvidia-driver"
+    return hints

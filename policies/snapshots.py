@@ -1,0 +1,92 @@
+"""Named arrays as one Arrow table of (shard, name, dtype, shape, bytes).
+
+Environment state and observation-filter deltas travel between stages and lie on disk in this
+form: data only, no pickle. The `kind` in the schema metadata tells the two apart.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+from collections.abc import Mapping
+
+import numpy as np
+import pyarrow as pa
+
+from policies.batch_kinds import FILTER_DELTAS, SNAPSHOTS
+from policies.errors import RunError
+
+_FIELDS = [
+    pa.field("shard", pa.int32()),
+    pa.field("name", pa.string()),
+    pa.field("dtype", pa.string()),
+    pa.field("shape", pa.list_(pa.int64())),
+    pa.field("bytes", pa.large_binary()),
+]
+_SCHEMAS = {
+    kind: pa.schema(_FIELDS, metadata={b"kind": kind.encode()})
+    for kind in (SNAPSHOTS, FILTER_DELTAS)
+}
+_PLAIN_KINDS = "biufSU"
+
+
+def arrays_to_batch(shard: int, arrays: Mapping[str, np.ndarray], kind: str) -> pa.RecordBatch:
+    """Packs named arrays of one shard, in name order.
+
+    Args:
+        shard: The shard that owns the arrays.
+        arrays: Numbers, bools or fixed-width text of any shape.
+        kind: `SNAPSHOTS` or `FILTER_DELTAS`.
+
+    Raises:
+        TypeError: An array has a dtype that is not plain data.
+    """
+    names = sorted(arrays)
+    values = [np.asarray(arrays[name]) for name in names]
+    for name, value in zip(names, values, strict=True):
+        if value.dtype.kind not in _PLAIN_KINDS:
+            raise TypeError(f"array {name!r} has dtype {value.dtype}, which is not plain data")
+    return pa.RecordBatch.from_arrays(
+        [
+            pa.array([shard] * len(names), pa.int32()),
+            pa.array(names, pa.string()),
+            pa.array([value.dtype.str for value in values], pa.string()),
+            pa.array([list(value.shape) for value in values], pa.list_(pa.int64())),
+            pa.array([value.tobytes() for value in values], pa.large_binary()),
+        ],
+        schema=_SCHEMAS[kind],
+    )
+
+
+def batch_to_arrays(batch: pa.RecordBatch | pa.Table, shard: int) -> dict[str, np.ndarray]:
+    """Unpacks the arrays of one shard: fresh, writable copies in name order.
+
+    Raises:
+        RunError: A row does not describe a plain array (the table may come from a file).
+    """
+    rows = [row for row in batch.to_pylist() if row["shard"] == shard]
+    return {row["name"]: _array(row) for row in sorted(rows, key=lambda row: row["name"])}
+
+
+def _array(row: Mapping[str, object]) -> np.ndarray:
+    try:
+        dtype = np.dtype(str(row["dtype"]))
+        shape = tuple(int(size) for size in row["shape"])  # type: ignore[attr-defined]
+        data = bytes(row["bytes"])  # type: ignore[call-overload]
+    except (TypeError, ValueError) as error:
+        raise RunError(f"saved state: array {row.get('name')!r} is damaged: {error}") from error
+    if dtype.kind not in _PLAIN_KINDS or min(shape, default=0) < 0:
+        raise RunError(f"saved state: array {row['name']!r} has dtype {dtype}, shape {shape}")
+    if len(data) != math.prod(shape) * dtype.itemsize:
+        raise RunError(f"saved state: array {row['name']!r} has {len(data)} bytes for {shape}")
+    return np.frombuffer(data, dtype=dtype).reshape(shape).copy()
+
+
+def snapshot_sha256(batch: pa.RecordBatch) -> str:
+    """Hash of one shard's arrays: equal arrays, equal hash, whatever Arrow's framing does."""
+    digest = hashlib.sha256()
+    for row in batch.to_pylist():
+        header = f"{row['shard']}|{row['name']}|{row['dtype']}|{row['shape']}|{len(row['bytes'])}|"
+        digest.update(header.encode())
+        digest.update(row["bytes"])
+    return digest.hexdigest()

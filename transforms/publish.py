@@ -1,0 +1,35 @@
+"""Publishing: a draft becomes a version by its manifest, which is made last and by one writer."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import apache_beam as beam
+
+from policies.training_round import VersionDraft, publish
+from policies.training_run import TrainingRun
+
+
+class PublishVersion(beam.PTransform):
+    """Commits drafts, or adopts versions that others have committed.
+
+    Args:
+        run: The run.
+
+    Input: `VersionDraft`. Output: paths of versions, one for each draft.
+    """
+
+    def __init__(self, run: TrainingRun) -> None:
+        super().__init__()
+        self.run = run
+
+    def expand(self, drafts: beam.PCollection[VersionDraft]) -> beam.PCollection[str]:
+        return drafts | "Publish" >> beam.ParDo(_Publish(self.run))
+
+
+class _Publish(beam.DoFn):
+    def __init__(self, run: TrainingRun) -> None:
+        self._run = run
+
+    def process(self, draft: VersionDraft) -> Iterator[str]:
+        yield publish(self._run, draft)

@@ -1,0 +1,62 @@
+"""Rollouts as a transform: from the path of a version to the record batches of its next round."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import apache_beam as beam
+import pyarrow as pa
+
+from policies.training_round import collect, shards_to_collect
+from policies.training_run import TrainingRun
+from transforms import coders  # registers the coder of record batches
+
+Ticket = tuple[str, int]
+KeyedBatch = tuple[str, pa.RecordBatch]
+
+class CollectRollouts(beam.PTransform):
+    """Samples one round of every shard with the policy of a version.
+
+    Args:
+        run: The run. Its weights do not travel in the pipeline: each element names a version, and
+            stages read its files.
+        shards: Number of shards; more than one are spread over workers by a shuffle of tickets.
+
+    Input: paths of versions. Output: (path, record batch), where `kind` in a batch's schema
+    metadata tells steps, episodes, snapshots and filter deltas apart. A path whose run has stopped
+    gives exactly one batch of kind `pass`, so that every round ends in exactly one path.
+
+    Example:
+        >>> batches = paths | CollectRollouts(run, shards=4)
+        >>> paths = batches | beam.GroupByKey() | UpdatePolicy(run) | PublishVersion(run)
+    """
+
+    def __init__(self, run: TrainingRun, shards: int) -> None:
+        super().__init__()
+        self.run = run
+        self.shards = shards
+
+    def expand(self, paths: beam.PCollection[str]) -> beam.PCollection[KeyedBatch]:
+        tickets = paths | "IssueTickets" >> beam.ParDo(_IssueTickets(self.run))
+        if self.shards > 1:
+            tickets |= "SpreadShards" >> beam.Reshuffle()
+        return tickets | "Sample" >> beam.ParDo(_Sample(self.run))
+
+
+class _IssueTickets(beam.DoFn):
+    def __init__(self, run: TrainingRun) -> None:
+        self._run = run
+
+    def process(self, path: str) -> Iterator[Ticket]:
+        for shard in shards_to_collect(self._run, path):
+            yield path, shard
+
+
+class _Sample(beam.DoFn):
+    def __init__(self, run: TrainingRun) -> None:
+        self._run = run
+
+    def process(self, ticket: Ticket) -> Iterator[KeyedBatch]:
+        path, shard = ticket
+        for batch in collect(self._run, path, shard):
+            yield path, batch
