@@ -8,7 +8,7 @@ INSTALLED := $(VENV)/.installed
 INSTALLED_DEV := $(VENV)/.installed-dev
 INPUTS := pyproject.toml setup.py constraints.txt
 
-.PHONY: help train test lint types check format clean
+.PHONY: help train test lint types check format docs clean
 
 help:  ## Show this list.
 	@grep -E '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/'
@@ -31,6 +31,9 @@ check: lint types test  ## All of the above: what has to pass before a commit.
 format: $(INSTALLED_DEV)  ## Format the code and mend what can be mended.
 	$(RUN) ruff format .
 	$(RUN) ruff check --fix .
+
+docs: $(INSTALLED)  ## Write the page of settings anew.
+	$(RUN) policies.config_reference > docs/config.md
 
 clean:  ## Remove the environment and everything that was built.
 	rm -rf $(VENV) build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache

@@ -69,30 +69,20 @@ class Algorithm:
         notify: Callable[[str], None] = lambda line: None,
     ) -> None:
         directory = RunDirectory(run_dir or tempfile.mkdtemp(prefix="beamrl-"))
-        if resume and directory.exists():
-            given = _settings(config)
-            stored = stored_run.read_stored_run(directory)
-            stored_run.require_allowed(stored.settings, given, allow_import, directory.url)
-            before = stored.config()
-            merged = _merged(config_dict(before), given)
-            self.config = load_config(type(before), flags=merged)
-            stored_run.refuse_changes(before, self.config, directory.url)
-            self.algo, env_state = stored.algo, stored.env_state
-            spaces = (stored.observation_space, stored.action_space)
-        else:
-            self.algo = algo
-            self.config = _checked(config, algo)
-            facts = check_env(self.config)
-            spaces, env_state = (facts.observation_space, facts.action_space), facts.env_state
-            for line in facts.warnings:
-                notify(line)
-            policy_for(self.config, *spaces)
-            directory = RunDirectory.create(
-                directory.url, stored_run.stored_run(algo, self.config, *spaces, env_state)
-            )
-        self.run = TrainingRun.of(directory.url, self.algo, self.config, *spaces, env_state)
-        self.summary = round_results.RunSummary.of_log(directory, self.config.stop_return)
         self._runner, self._flags, self._notify = runner, tuple(pipeline_flags), notify
+        if resume and directory.exists():
+            self.config, self.run = _opened(directory, config, allow_import)
+        else:
+            self.config = _checked(config, algo)
+            try:
+                self.run = _created(directory, self.config, algo, notify)
+            except ConfigError:
+                # Of two drivers that resume an absent run at once, one finds the other's.
+                if not (resume and directory.exists()):
+                    raise
+                self.config, self.run = _opened(directory, config, allow_import)
+        self.algo = self.run.algo
+        self.summary = round_results.RunSummary.of_log(directory, self.config.stop_return)
         self._jobs: dict[int, Job] = {}
         self._log = MetricsLog(directory)
         self._lock: RunLock | None = None
@@ -126,7 +116,17 @@ class Algorithm:
             sweep_orphans(directory, self._lock)
             self._newest = directory.newest_version() or self.run.publish_initial()
             self._log.update()
+            # A killed driver may have published versions that the log lacked until now.
+            self.summary = round_results.RunSummary.of_log(directory, self.config.stop_return)
+            self._store_limits()
         return self.newest
+
+    def _store_limits(self) -> None:
+        """Keeps what this resume changed, so that the next one has the same stop conditions."""
+        directory, config = self.run.directory, config_dict(self.config)
+        stored = directory.config()
+        if stored["config"] != config:
+            directory.replace_config(stored | {"config": config})
 
     @property
     def newest(self) -> VersionInfo:
@@ -349,6 +349,36 @@ class Algorithm:
         trace: TracebackType | None,
     ) -> None:
         self.close()
+
+
+def _created(
+    directory: RunDirectory, config: AlgorithmConfig, algo: str, notify: Callable[[str], None]
+) -> TrainingRun:
+    """Starts a run; ConfigError if the environment is wrong or the folder holds one."""
+    facts = check_env(config)
+    spaces = facts.observation_space, facts.action_space
+    for line in facts.warnings:
+        notify(line)
+    policy_for(config, *spaces)
+    stored = stored_run.stored_run(algo, config, *spaces, facts.env_state)
+    RunDirectory.create(directory.url, stored)
+    return TrainingRun.of(directory.url, algo, config, *spaces, facts.env_state)
+
+
+def _opened(
+    directory: RunDirectory,
+    config: AlgorithmConfig | Mapping[str, Any] | None,
+    allow_import: Collection[str],
+) -> tuple[AlgorithmConfig, TrainingRun]:
+    """The run that a folder holds, with the settings that a resume may change."""
+    given = _settings(config)
+    stored = stored_run.read_stored_run(directory)
+    stored_run.require_allowed(stored.settings, given, allow_import, directory.url)
+    before = stored.config()
+    after = load_config(type(before), flags=_merged(config_dict(before), given))
+    stored_run.refuse_changes(before, after, directory.url)
+    spaces = stored.observation_space, stored.action_space
+    return after, TrainingRun.of(directory.url, stored.algo, after, *spaces, stored.env_state)
 
 
 def _checked(config: AlgorithmConfig | Mapping[str, Any] | None, algo: str) -> AlgorithmConfig:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
 import signal
 import sys
+import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from types import FrameType
 from typing import Any
 
@@ -22,7 +24,8 @@ from policies.config_loading import config_yaml, load_config
 from policies.errors import ConfigError, RunError
 from policies.learners.learner import learner_named
 from policies.round_results import process_started
-from policies.run_directory import RESULT, RunDirectory
+from policies.run_directory import RESULT, VERSIONS, RunDirectory
+from policies.stages import on_stage
 from policies.stopping import MAX_SECONDS
 
 DEFAULT_MAX_ENV_STEPS = 1_000_000
@@ -104,31 +107,50 @@ def _train(
         allow_import=flags.allow_import or (),
         notify=view.notice,
     )
-    with algorithm:
-        _on_signal(algorithm, view)
+    with algorithm, _ending_on_signals(algorithm, view):
         started = algorithm.start().version
-        config = algorithm.config
-        limits = {
-            name: getattr(config, name)
-            for name in ("stop_return", "max_env_steps", "max_rounds", "max_seconds")
-        }
-        view.start(f"{algorithm.algo.upper()} on {config.env}", _facts(algorithm), limits)
+        stop_listening = on_stage(view.stage)
+        view.start(*_opening(algorithm))
         reason = algorithm.stop_reason()
         try:
             while reason is None:
                 shown = len(algorithm.results)
-                algorithm.train(config.rounds_per_job)
+                algorithm.train(algorithm.config.rounds_per_job)
                 for result in algorithm.results[shown:]:
                     view.round(result)
-                reason = algorithm.stop_reason() or _out_of_time(config)
+                reason = algorithm.stop_reason() or _out_of_time(algorithm.config)
         except RunError as error:
             raise _with_way_on(error, algorithm) from error
         finally:
-            write_events(directory.url, algorithm.results, from_version=started)
+            stop_listening()
+            with contextlib.suppress(RunError):  # it must not hide what went wrong before
+                write_events(directory.url, algorithm.results, from_version=started)
         algorithm.prune()
         result = _write_result(algorithm, reason)
         view.finish(result)
     return result
+
+
+def _opening(
+    algorithm: Algorithm,
+) -> tuple[str, dict[str, str], dict[str, float | None], tuple[int, float] | None]:
+    """Title, facts, limits, and the best evaluation so far, for the view."""
+    config, summary = algorithm.config, algorithm.summary
+    envs = f"{config.num_rollout_workers} x {config.num_envs_per_worker}"
+    facts = {
+        "run": algorithm.run_dir,
+        "seed": str(config.seed),
+        "environments": f"{envs}, {config.rollout_fragment_length} steps a round",
+        "start": f"round {algorithm.newest.version}",
+    }
+    limits = {
+        name: getattr(config, name)
+        for name in ("stop_return", "max_env_steps", "max_rounds", "max_seconds")
+    }
+    best = None
+    if summary.best_version is not None and summary.best_mean is not None:
+        best = summary.best_version, summary.best_mean
+    return f"{algorithm.algo.upper()} on {config.env}", facts, limits, best
 
 
 def _write_result(algorithm: Algorithm, reason: str) -> dict[str, Any]:
@@ -145,9 +167,14 @@ def _write_result(algorithm: Algorithm, reason: str) -> dict[str, Any]:
         "run_dir": algorithm.run_dir,
     }
     previous = _previous_result(algorithm)
-    if previous.get("first_reached") and not algorithm.results:
-        result["first_reached"] = previous["first_reached"]
-    algorithm.run.directory.write_json(RESULT, result)
+    reached, before = summary.first_reached, previous.get("first_reached")
+    if reached and before and reached["env_steps"] == before["env_steps"]:
+        # Only the command that made the round knows how long it took.
+        result["first_reached"] = before
+    if not algorithm.results and previous.keys() == result.keys():
+        result["wall_seconds"] = previous["wall_seconds"]
+    if result != previous:
+        algorithm.run.directory.write_json(RESULT, result)
     return result
 
 
@@ -173,14 +200,20 @@ def _out_of_time(config: AlgorithmConfig) -> str | None:
 
 
 def _with_way_on(error: RunError, algorithm: Algorithm) -> RunError:
-    newest = algorithm.run.directory.newest_version()
-    version = newest.version if newest else 0
+    directory = algorithm.run.directory
+    try:
+        newest = directory.newest_version()
+    except RunError:
+        return error
+    if newest is None or directory.newest_good_version() != newest.version:
+        return error  # It says what is damaged, and the way back.
     return RunError(
-        f"{error} (version {version} is kept: go on with --run_dir={algorithm.run_dir} --resume)"
+        f"{error} (version {newest.version} is kept: go on with --run_dir={directory.url} --resume)"
     )
 
 
-def _on_signal(algorithm: Algorithm, view: TrainingView) -> None:
+@contextlib.contextmanager
+def _ending_on_signals(algorithm: Algorithm, view: TrainingView) -> Iterator[None]:
     """Ends at once on Ctrl-C or SIGTERM: what is published stays, the rest is sampled again."""
 
     def end(number: int, frame: FrameType | None) -> None:
@@ -196,8 +229,15 @@ def _on_signal(algorithm: Algorithm, view: TrainingView) -> None:
         # Not an exception: it would have to find its way through the runner's threads.
         os._exit(EXIT_INTERRUPTED)
 
-    for name in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(name, end)
+    if threading.current_thread() is not threading.main_thread():
+        yield  # Python lets the main thread alone handle signals.
+        return
+    before = {name: signal.signal(name, end) for name in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield
+    finally:
+        for name, handler in before.items():
+            signal.signal(name, handler)
 
 
 # --- settings -----------------------------------------------------------------------------------
@@ -230,17 +270,6 @@ def _resolved(
     return _config(command, settings)
 
 
-def _facts(algorithm: Algorithm) -> dict[str, str]:
-    config = algorithm.config
-    envs = f"{config.num_rollout_workers} x {config.num_envs_per_worker}"
-    return {
-        "run": algorithm.run_dir,
-        "seed": str(config.seed),
-        "environments": f"{envs}, {config.rollout_fragment_length} steps a round",
-        "start": f"round {algorithm.newest.version}",
-    }
-
-
 def _free_folder(command: CommandLine) -> str:
     env = (command.flags.env or "CartPole-v1").replace("/", "-").replace(":", "-")
     for number in range(1, 1_000_000):
@@ -257,7 +286,8 @@ def _refuse_used_folder(directory: RunDirectory, resume: bool) -> None:
             "--run_dir"
         )
     others = [name for name in directory.store.names("") if not name.startswith(".")]
-    if others:
+    # A driver that was killed before it had written config.json leaves just this.
+    if others and (others != [VERSIONS] or directory.version_numbers()):
         raise ConfigError(
             f"{directory.url} is not empty and holds no run ({others[0]}, ...); "
             "choose another --run_dir"

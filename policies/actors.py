@@ -34,7 +34,10 @@ class Actor(Protocol):
 
 
 class NumpyActor:
-    """Acts with a numpy copy of a `networks.FeedForward`, renewed when the weights change."""
+    """Acts with a `networks.FeedForward` in numpy, on views of the network's own weights.
+
+    Views rather than copies, because torch's fused optimisers change weights without a trace.
+    """
 
     def __init__(
         self, network: ActorCritic, model: ModelConfig, log_std_indices: Sequence[int]
@@ -43,7 +46,8 @@ class NumpyActor:
         self._model = model
         self._log_std_indices = log_std_indices
         self._parameters = list(network.parameters())
-        self._seen = -1
+        self._on_cpu = False
+        self._address = 0
         self._mlp: NumpyMLP
 
     def policy(self, obs: Array, state: State) -> tuple[Array, State]:
@@ -60,14 +64,13 @@ class NumpyActor:
         return mlp.policy(obs), mlp.value(obs), ()
 
     def _current(self) -> NumpyMLP:
-        # Torch counts the changes of each tensor, so weights trained in place are never missed.
-        seen = 0
-        for parameter in self._parameters:
-            seen += parameter._version
-        if seen != self._seen:
+        # Moving a network, as to another device and back, gives it new memory. Weights on a device
+        # are copied at every call.
+        if not self._on_cpu or self._parameters[0].data_ptr() != self._address:
             weights = {name: to_numpy(x) for name, x in self._network.state_dict().items()}
             self._mlp = NumpyMLP.from_weights(weights, self._model, self._log_std_indices)
-            self._seen = seen
+            self._on_cpu = self._parameters[0].device.type == "cpu"
+            self._address = self._parameters[0].data_ptr()
         return self._mlp
 
 

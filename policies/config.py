@@ -109,12 +109,13 @@ class AlgorithmConfig(BaseModel):
     )
     rollout_fragment_length: Count = Field(
         64,
-        description="Steps that each environment takes in a round (with complete_episodes: at "
-        "least, then on to the episode's end).",
+        description="Longest fragment: steps that each environment takes before the round may end "
+        "(with complete_episodes: at least, then on to the episode's end).",
     )
     train_batch_size: Count | None = Field(
         None,
-        description="Rows of one learner update; null takes all rows of a round as one batch.",
+        description="Rows of one learner update; a round collects whole fragments until it has "
+        "as many. null takes the rows of one fragment of each environment.",
     )
     batch_mode: Literal["truncate_episodes", "complete_episodes"] = Field(
         "truncate_episodes",
@@ -232,16 +233,6 @@ class AlgorithmConfig(BaseModel):
 
     @model_validator(mode="after")
     def _consistent(self) -> Self:
-        per_round = (
-            self.num_rollout_workers * self.num_envs_per_worker * self.rollout_fragment_length
-        )
-        cut = self.batch_mode == "truncate_episodes"
-        if cut and self.train_batch_size is not None and self.train_batch_size > per_round:
-            raise ValueError(
-                f"train_batch_size={self.train_batch_size} is more than the {per_round} rows of a "
-                "round (num_rollout_workers x num_envs_per_worker x rollout_fragment_length); "
-                "raise one of these or lower train_batch_size"
-            )
         if self.stop_return is not None and self.evaluation_interval == 0:
             raise ValueError(
                 "stop_return needs evaluations, but evaluation_interval is 0; set it to 1 or more"

@@ -65,3 +65,14 @@ def _rename_table(rows: list[RenamedKey]) -> str:
 
 def _cell(text: str) -> str:
     return text.replace("|", "\\|")
+
+
+def main() -> None:
+    """Prints the page of every learner's settings: `make docs` keeps it in docs/config.md."""
+    from policies.learners.learner import learner_named
+
+    print(config_reference(learner_named("ppo").CONFIG), end="")
+
+
+if __name__ == "__main__":
+    main()

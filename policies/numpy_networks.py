@@ -21,7 +21,7 @@ Layer = tuple[Array, Array]
 class NumpyMLP:
     """The numpy twin of `networks.FeedForward` on flat observations; agrees to float32 rounding.
 
-    Weights are copied and transposed once, so later changes of the given arrays have no effect.
+    The given arrays are viewed, not copied: it follows weights that change in place.
     """
 
     def __init__(
@@ -52,7 +52,7 @@ class NumpyMLP:
         """Builds it from named arrays, as `Policy.get_weights` gives them.
 
         Args:
-            weights: Name to array; weights [out, in], as torch keeps them.
+            weights: Name to float32 array; weights [out, in], as torch keeps them.
             model: The settings that the network was built with.
             log_std_indices: As for `networks.build_network`.
 
@@ -69,7 +69,7 @@ class NumpyMLP:
             [_layer(weights, name) for name in policy_names],
             [_layer(weights, name) for name in value_names] if has_values else [],
             model.activation,
-            None if log_std is None else np.array(log_std, np.float32),
+            None if log_std is None else np.asarray(log_std, np.float32),
             log_std_indices,
         )
 
@@ -103,8 +103,9 @@ _ENCODERS = ("policy_encoder", "value_encoder")
 
 
 def _layer(weights: Mapping[str, npt.NDArray[Any]], name: str) -> Layer:
-    matrix = np.ascontiguousarray(np.asarray(weights[f"{name}.weight"], np.float32).T)
-    return matrix, np.array(weights[f"{name}.bias"], np.float32)
+    # A transposed view multiplies as fast as a transposed copy.
+    matrix = np.asarray(weights[f"{name}.weight"], np.float32).T
+    return matrix, np.asarray(weights[f"{name}.bias"], np.float32)
 
 
 def _tanh(x: Array) -> None:

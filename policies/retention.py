@@ -12,7 +12,7 @@ from policies.errors import ConfigError
 from policies.file_store import TEMPORARY_PREFIX
 from policies.manifest import TornManifestError
 from policies.metrics_log import MetricsLog
-from policies.run_directory import EVALUATIONS, MANIFEST, VERSIONS, RunDirectory
+from policies.run_directory import EVALUATIONS, MANIFEST, TIMINGS, VERSIONS, RunDirectory
 from policies.run_lock import LOCK, RunLock
 
 
@@ -115,5 +115,5 @@ def _orphans_of(run: RunDirectory, version: int, *, newest: bool) -> list[str]:
     if newest or info is None:
         # A late attempt at the newest version may still be reading the files it wrote.
         return [f"{folder}/{name}" for name in temporary]
-    named = {MANIFEST} | {record.name for record in info.files}
+    named = {MANIFEST, TIMINGS} | {record.name for record in info.files}
     return [f"{folder}/{name}" for name in names if name not in named]

@@ -11,9 +11,8 @@ from typing import Any
 import orjson
 
 from policies.errors import RunError
-from policies.run_directory import METRICS, RunDirectory, VersionInfo
+from policies.run_directory import METRICS, TIMINGS, RunDirectory, VersionInfo
 from policies.stopping import reaches
-from policies.training_round import TIMINGS
 
 _MAX_LOG_BYTES = 2 * 2**30
 
@@ -96,11 +95,24 @@ class RunSummary:
         for line in log.splitlines():
             try:
                 row = orjson.loads(line)
-                evaluation = {"mean": row.get("evaluation/mean")}
-                summary.add(int(row["version"]), int(row["env_steps"]), evaluation, None)
+                summary.add(int(row["version"]), int(row["env_steps"]), _evaluation(row), None)
             except (orjson.JSONDecodeError, KeyError, TypeError, ValueError, AttributeError):
                 continue
         return summary
+
+
+def _evaluation(row: Mapping[str, Any]) -> dict[str, Any]:
+    """The evaluation in a line of the log, where nested keys are joined by a slash."""
+    evaluation: dict[str, Any] = {}
+    for key, value in row.items():
+        first, *rest = key.split("/")
+        if first != "evaluation":
+            continue
+        if len(rest) == 1:
+            evaluation[rest[0]] = value
+        else:
+            evaluation.setdefault(rest[0], {})[rest[1]] = value
+    return evaluation
 
 
 def process_started() -> float:

@@ -44,6 +44,7 @@ VERSIONS = "versions"
 METRICS = "metrics.jsonl"
 RESULT = "result.json"
 EVALUATIONS = "evaluations"
+TIMINGS = "timings.json"
 
 MAX_JSON_BYTES = 32 * 2**20
 _TORN_RETRIES = 20
@@ -368,9 +369,13 @@ class RunDirectory:
         good = self.newest_good_version()
         if good is None:
             return type(error)(f"{error}; the run has no good version")
-        return type(error)(
-            f"{error}; the newest good version is {good} ({self.version_path(good)})"
-        )
+        message = f"{error}; the newest good version is {good} ({self.version_path(good)})"
+        if any(self._has_manifest(version) for version in self.version_numbers() if version > good):
+            message += ": remove the folders of higher versions to go on from it"
+        return type(error)(message)
+
+    def _has_manifest(self, version: int) -> bool:
+        return self.store.size(f"{VERSIONS}/{version:08d}/{MANIFEST}") is not None
 
 
 def version_number(name: str) -> int | None:

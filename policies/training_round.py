@@ -16,7 +16,7 @@ import numpy as np
 import orjson
 import pyarrow as pa
 
-from policies import snapshots
+from policies import snapshots, stages
 from policies.batch_kinds import EPISODES, FILTER_DELTAS, SNAPSHOTS, STEPS, kind, with_kind
 from policies.episode_metrics import EpisodeMetrics
 from policies.errors import RunError
@@ -25,13 +25,12 @@ from policies.filters import MeanStd
 from policies.learners.learner import LearnerState
 from policies.manifest import FileRecord, canonical_json
 from policies.random_streams import Purpose
-from policies.run_directory import VersionInfo
+from policies.run_directory import TIMINGS, VersionInfo
 from policies.sample_batch import ENV, ENV_STEP, SHARD, SampleBatch, concat
 from policies.stopping import reaches
 from policies.training_run import TrainingRun
 
 PASS = "pass"
-TIMINGS = "timings.json"
 
 _PASS_BATCH = pa.RecordBatch.from_arrays(
     [pa.array([], pa.int32())], schema=pa.schema([("shard", pa.int32())], metadata={"kind": PASS})
@@ -91,6 +90,7 @@ def collect(run: TrainingRun, path: str, shard: int) -> list[pa.RecordBatch]:
     info = _version(run, path)
     if run.stop_reason(info) is not None or _published(run, info.version + 1):
         return [_PASS_BATCH]
+    stages.enter("collect")
     weights = info.file("weights")
     policy = run.take_policy(info.version, weights)
     runner = run.take_runner(info, shard)
@@ -122,6 +122,7 @@ def learn(run: TrainingRun, path: str, batches: Sequence[pa.RecordBatch]) -> Ver
         by_kind.setdefault(kind(batch), []).append(batch)
     if PASS in by_kind:
         return VersionDraft(info.version, None, {})
+    stages.enter("learn")
     steps = sorted_steps(by_kind.get(STEPS, []))
     states = _by_shard(by_kind.get(SNAPSHOTS, []))
     if len(states) != run.config.num_rollout_workers:
@@ -213,6 +214,7 @@ def evaluate_draft(run: TrainingRun, draft: VersionDraft) -> VersionDraft:
     interval = config.evaluation_interval
     if draft.facts is None or not interval or draft.version % interval:
         return draft
+    stages.enter("evaluate")
     started = time.perf_counter()
     weights = _record(draft.facts, "weights")
     policy = run.take_policy(draft.version, weights)
@@ -237,6 +239,7 @@ def publish(run: TrainingRun, draft: VersionDraft) -> str:
     path = run.directory.version_path(draft.version)
     if draft.facts is None:
         return path
+    stages.enter("publish")
     started = time.perf_counter()
     _, adopted = run.directory.publish(draft.version, draft.facts)
     if not adopted:

@@ -7,6 +7,7 @@ the version's files, or from this process's live objects with the same content h
 from __future__ import annotations
 
 import functools
+import hashlib
 import json
 from dataclasses import dataclass
 from typing import Any, cast
@@ -17,7 +18,13 @@ from policies.config import RESUMABLE_KEYS, AlgorithmConfig, config_dict, config
 from policies.env_setup import vector_env_for
 from policies.env_runner import EnvRunner, RunnerSettings
 from policies.errors import RunError
-from policies.learners.learner import Learner, LearnerState, learner_named, policy_for
+from policies.learners.learner import (
+    Learner,
+    LearnerState,
+    learner_named,
+    policy_for,
+    use_threads,
+)
 from policies.live_cache import LiveCache
 from policies.manifest import FileRecord
 from policies.policy import Policy
@@ -91,7 +98,12 @@ class TrainingRun:
     @property
     def run_id(self) -> str:
         """Names the run in episode ids: a hash of everything that decides its rows."""
-        return f"{self.algo}-{config_sha256(self.config, exclude=RESUMABLE_KEYS)}"
+        return _run_id(self.algo, self.config_json)
+
+    @property
+    def live_key(self) -> str:
+        """Tells live objects apart: a folder may be emptied and hold another run then."""
+        return _live_key(self.url, self.run_id, self.spaces_json, self.env_state)
 
     def stop_reason(self, info: VersionInfo) -> str | None:
         """Name of the stop condition that a version meets, or None."""
@@ -117,7 +129,7 @@ class TrainingRun:
         optimizer = self.directory.write_arrays(
             version, "optimizer", state.optimizer.to_arrays()
         )
-        _LEARNERS.put(state, self.url, weights.sha256, optimizer.sha256)
+        _LEARNERS.put(state, self.live_key, weights.sha256, optimizer.sha256)
         return {
             "files": [weights, optimizer],
             "policies": {
@@ -133,7 +145,7 @@ class TrainingRun:
         """The learner's state of a version, to be changed: the live one or a fresh one."""
         weights, optimizer = info.file("weights"), info.file("optimizer")
         state = cast(
-            "LearnerState | None", _LEARNERS.take(self.url, weights.sha256, optimizer.sha256)
+            "LearnerState | None", _LEARNERS.take(self.live_key, weights.sha256, optimizer.sha256)
         )
         if state is None:
             state = self.learner.initial_state(self.config, *self.spaces)
@@ -150,16 +162,17 @@ class TrainingRun:
 
     def take_policy(self, version: int, weights: FileRecord) -> Policy:
         """A policy that acts with a weights file; give it back with `keep_policy`."""
-        policy = cast("Policy | None", _POLICIES.take(self.url, weights.sha256))
+        use_threads(self.config.learner_threads)
+        policy = cast("Policy | None", _POLICIES.take(self.live_key, weights.sha256))
         if policy is None:
             # An idle one with other weights saves building a network only to overwrite it.
-            policy = _POLICIES.take_any(self.url) or policy_for(self.config, *self.spaces)
+            policy = _POLICIES.take_any(self.live_key) or policy_for(self.config, *self.spaces)
             policy.set_weights(self.directory.read_arrays(version, weights))
         return policy
 
     def keep_policy(self, policy: Policy, weights: FileRecord) -> None:
         """Keeps a policy for the next stage of this process that acts with the same weights."""
-        _POLICIES.put(policy, self.url, weights.sha256)
+        _POLICIES.put(policy, self.live_key, weights.sha256)
 
     # --- environments -----------------------------------------------------------------------
 
@@ -171,7 +184,7 @@ class TrainingRun:
         sha256 = rollouts["shards"].get(str(shard))
         if sha256 is None:
             raise RunError(f"{info.path} has no environment state of shard {shard}")
-        runner = cast("EnvRunner | None", _RUNNERS.take(self.url, sha256))
+        runner = cast("EnvRunner | None", _RUNNERS.take(self.live_key, sha256))
         if runner is None:
             runner = self._new_runner(shard, info.version)
             runner.set_state(self.directory.read_arrow(info.version, info.file("rollout")))
@@ -182,7 +195,7 @@ class TrainingRun:
         if self.env_state == "reset":
             runner.close()
         else:
-            _RUNNERS.put(runner, self.url, sha256)
+            _RUNNERS.put(runner, self.live_key, sha256)
 
     def _new_runner(self, shard: int, version: int) -> EnvRunner:
         config = self.config
@@ -230,6 +243,16 @@ def forget_live_objects() -> None:
 @functools.lru_cache(maxsize=16)
 def _config(algo: str, config_json: str) -> AlgorithmConfig:
     return learner_named(algo).CONFIG.model_validate_json(config_json)
+
+
+@functools.lru_cache(maxsize=16)
+def _run_id(algo: str, config_json: str) -> str:
+    return f"{algo}-{config_sha256(_config(algo, config_json), exclude=RESUMABLE_KEYS)}"
+
+
+@functools.lru_cache(maxsize=16)
+def _live_key(*parts: str) -> str:
+    return hashlib.sha256("\n".join(parts).encode()).hexdigest()
 
 
 @functools.lru_cache(maxsize=16)

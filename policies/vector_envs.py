@@ -52,7 +52,7 @@ class StepResult(NamedTuple):
     terminateds: np.ndarray
     truncateds: np.ndarray
     valid: np.ndarray
-    final_obs: Struct | None = None
+    final_obs: Struct = None
     failed: Sequence[tuple[int, str]] = ()
     reset_failed: Sequence[tuple[int, str]] = ()
 

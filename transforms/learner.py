@@ -55,7 +55,7 @@ class UpdatePolicy(beam.PTransform):
     def expand(
         self, rounds: beam.PCollection[tuple[str, Iterable[pa.RecordBatch]]]
     ) -> beam.PCollection[VersionDraft]:
-        learn_round = beam.ParDo(_Learn(self.run))
+        learn_round = beam.ParDo(_Learn(self.run)).with_output_types(VersionDraft)
         if self.hints:
             learn_round = learn_round.with_resource_hints(**self.hints)
         return rounds | "Learn" >> learn_round
@@ -75,7 +75,9 @@ class EvaluatePolicy(beam.PTransform):
         self.run = run
 
     def expand(self, drafts: beam.PCollection[VersionDraft]) -> beam.PCollection[VersionDraft]:
-        return drafts | "Evaluate" >> beam.ParDo(_Evaluate(self.run))
+        return drafts | "Evaluate" >> beam.ParDo(_Evaluate(self.run)).with_output_types(
+            VersionDraft
+        )
 
 
 class _Learn(beam.DoFn):

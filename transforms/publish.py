@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import apache_beam as beam
+from apache_beam.transforms.window import TimestampedValue
 
 from policies.training_round import VersionDraft, publish
 from policies.training_run import TrainingRun
@@ -16,7 +17,8 @@ class PublishVersion(beam.PTransform):
     Args:
         run: The run.
 
-    Input: `VersionDraft`. Output: paths of versions, one for each draft.
+    Input: `VersionDraft`. Output: paths of versions, one for each draft, stamped with the version:
+    the logical time of the round that samples with it.
     """
 
     def __init__(self, run: TrainingRun) -> None:
@@ -24,7 +26,7 @@ class PublishVersion(beam.PTransform):
         self.run = run
 
     def expand(self, drafts: beam.PCollection[VersionDraft]) -> beam.PCollection[str]:
-        return drafts | "Publish" >> beam.ParDo(_Publish(self.run))
+        return drafts | "Publish" >> beam.ParDo(_Publish(self.run)).with_output_types(str)
 
 
 class _Publish(beam.DoFn):
@@ -32,4 +34,4 @@ class _Publish(beam.DoFn):
         self._run = run
 
     def process(self, draft: VersionDraft) -> Iterator[str]:
-        yield publish(self._run, draft)
+        yield TimestampedValue(publish(self._run, draft), draft.version)

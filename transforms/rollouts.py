@@ -14,6 +14,7 @@ from transforms import coders  # registers the coder of record batches
 Ticket = tuple[str, int]
 KeyedBatch = tuple[str, pa.RecordBatch]
 
+
 class CollectRollouts(beam.PTransform):
     """Samples one round of every shard with the policy of a version.
 
@@ -37,10 +38,12 @@ class CollectRollouts(beam.PTransform):
         self.shards = shards
 
     def expand(self, paths: beam.PCollection[str]) -> beam.PCollection[KeyedBatch]:
-        tickets = paths | "IssueTickets" >> beam.ParDo(_IssueTickets(self.run))
+        tickets = paths | "IssueTickets" >> beam.ParDo(
+            _IssueTickets(self.run)
+        ).with_output_types(Ticket)
         if self.shards > 1:
             tickets |= "SpreadShards" >> beam.Reshuffle()
-        return tickets | "Sample" >> beam.ParDo(_Sample(self.run))
+        return tickets | "Sample" >> beam.ParDo(_Sample(self.run)).with_output_types(KeyedBatch)
 
 
 class _IssueTickets(beam.DoFn):

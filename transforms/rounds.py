@@ -15,6 +15,7 @@ from collections.abc import Iterator
 import apache_beam as beam
 from apache_beam.transforms.window import FixedWindows, TimestampedValue
 
+from policies.errors import RunError
 from policies.run_directory import RunDirectory
 from policies.training_run import TrainingRun
 from transforms.learner import EvaluatePolicy, UpdatePolicy
@@ -45,9 +46,9 @@ class TrainRounds(beam.PTransform):
     def expand(self, root: beam.pvalue.PBegin) -> beam.PCollection[str]:
         paths = (
             root
-            | "Start" >> beam.Create([self.run.url], reshuffle=False)
+            | "Start" >> beam.Impulse()
             | "RoundWindows" >> beam.WindowInto(FixedWindows(1))
-            | "NewestVersion" >> beam.ParDo(_NewestVersion())
+            | "NewestVersion" >> beam.ParDo(_NewestVersion(self.run.url)).with_output_types(str)
         )
         for index in range(self.rounds):
             paths |= f"Round{index + 1}" >> TrainRound(self.run, self.hints)
@@ -77,20 +78,15 @@ class TrainRound(beam.PTransform):
             | UpdatePolicy(self.run, self.hints)
             | EvaluatePolicy(self.run)
             | PublishVersion(self.run)
-            | "NextRound" >> beam.ParDo(_StampRound())
         )
 
 
 class _NewestVersion(beam.DoFn):
-    def process(self, url: str) -> Iterator[str]:
-        newest = RunDirectory.open(url).newest_version()
+    def __init__(self, url: str) -> None:
+        self._url = url
+
+    def process(self, impulse: bytes) -> Iterator[str]:
+        newest = RunDirectory.open(self._url).newest_version()
         if newest is None:
-            raise ValueError(f"{url} has no version to start from")
+            raise RunError(f"{self._url} has no version to start from")
         yield TimestampedValue(newest.path, newest.version)
-
-
-class _StampRound(beam.DoFn):
-    """Moves a path into the window of the round that samples with it."""
-
-    def process(self, path: str) -> Iterator[str]:
-        yield TimestampedValue(path, RunDirectory.of_version(path)[1])

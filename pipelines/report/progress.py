@@ -17,7 +17,7 @@ NO_EPISODES = "0 episodes finished"
 """Stands in the place of the return before the first episode has ended."""
 
 _RATE_WINDOW_SECONDS = 10.0
-_ESCAPE_CODES = re.compile(r"\x1b\[[0-?]*[ -/]*[@-~]")
+_ESCAPE_CODES = r"\x1b\[[0-?]*[ -/]*[@-~]"
 
 
 class NearestLimit(NamedTuple):
@@ -107,7 +107,7 @@ class Progress:
             if self._is_best(result["version"], evaluation["mean"]):
                 events.append(f"{where}new best evaluation {number(evaluation['mean'])}")
             if again := evaluation.get("confirmation"):
-                events.append(f"{where}evaluated again: {_confirmation_text(again)}")
+                events.append(f"{where}again {_confirmation_text(again)}")
         return events
 
     def elapsed(self) -> float:
@@ -221,7 +221,10 @@ def duration(seconds: float) -> str:
 
 def evaluation_text(evaluation: Mapping[str, Any]) -> str:
     """Writes an evaluation with its spread, its episodes and the confirmation, if there is one."""
-    details = [f"std {number(evaluation['std'])}", f"{count(evaluation['n'])} episodes"]
+    details = []
+    if evaluation.get("std") is not None:
+        details.append(f"std {number(evaluation['std'])}")
+    details.append(f"{count(evaluation['n'])} episodes")
     if evaluation.get("capped"):
         details.append(f"{count(evaluation['capped'])} cut short")
     text = f"{number(evaluation['mean'])} ({', '.join(details)})"
@@ -234,8 +237,8 @@ def printable(text: str) -> str:
 
     Texts may come from an environment or a log, whose escape codes are not for this terminal.
     """
-    plain = _ESCAPE_CODES.sub("", text).strip()
-    return "".join(c if c.isprintable() else " " for c in plain)
+    plain = re.sub(_ESCAPE_CODES, "", text)
+    return "".join(c if c.isprintable() else " " for c in plain).strip()
 
 
 def _confirmation_text(confirmation: Mapping[str, Any]) -> str:

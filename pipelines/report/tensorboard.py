@@ -145,7 +145,9 @@ def _origin(
     for event in _decode(present):
         return event.wall_time
     for name in reversed(earlier):
-        times = [e.wall_time for e in _decode(store.read(f"{FOLDER}/{name}", _MAX_FILE_BYTES))]
+        events = _decode(store.read(f"{FOLDER}/{name}", _MAX_FILE_BYTES))
+        # Rounds that were taken back are no part of the curve.
+        times = [event.wall_time for event in events if event.step < results[0]["env_steps"]]
         if times:
             return max(times)
     return time.time() - sum(map(_wall, results))

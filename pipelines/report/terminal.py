@@ -213,7 +213,7 @@ def summary_lines(result: Mapping[str, Any], progress: Progress) -> list[str]:
         facts["env restarts"] = f"{progress.env_restarts:,}"
     ways_on = {
         "run": run,
-        "resume": "the same command with --resume",
+        "resume": f"the same command with --run_dir={_quoted(run)} --resume",
         "plot": f"tensorboard --logdir {_quoted(run.rstrip('/') + '/tensorboard')}",
         "in Python": f"pipelines.algorithm.Algorithm.restore({run!r})",
     }

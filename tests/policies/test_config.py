@@ -85,14 +85,6 @@ def test_learner_devices(device: str) -> None:
     assert AlgorithmConfig(learner_device=device).learner_device == device
 
 
-def test_train_batch_larger_than_a_round_is_refused_unless_episodes_are_played_out() -> None:
-    sizes = {"num_rollout_workers": 2, "num_envs_per_worker": 3, "rollout_fragment_length": 5}
-    assert AlgorithmConfig(train_batch_size=30, **sizes).train_batch_size == 30
-    with pytest.raises(ValidationError, match="more than the 30 rows"):
-        AlgorithmConfig(train_batch_size=31, **sizes)
-    AlgorithmConfig(train_batch_size=31, batch_mode="complete_episodes", **sizes)
-
-
 def test_return_target_without_evaluation_is_refused() -> None:
     with pytest.raises(ValidationError, match="stop_return needs evaluations"):
         AlgorithmConfig(stop_return=475.0, evaluation_interval=0)

@@ -225,7 +225,8 @@ def test_objects_of_python_are_refused() -> None:
 
 
 def test_checks_across_settings_are_one_line() -> None:
-    assert error_of("train_batch_size=100000").startswith("train_batch_size=100000 is more than")
+    message = error_of("stop_return=10", "evaluation_interval=0")
+    assert message.startswith("stop_return needs evaluations")
     message = error_of("model.use_lstm=true", "model.custom_network=m:C")
     assert message.startswith("model: use_lstm has no effect on a custom_network")
 

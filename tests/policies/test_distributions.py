@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from pathlib import Path
 
 import gymnasium as gym
 import numpy as np
@@ -263,4 +264,5 @@ def test_acting_modules_do_not_import_torch():
         "d.distribution_for(gymnasium.spaces.Discrete(2))\n"
         "sys.exit('torch' in sys.modules or 'apache_beam' in sys.modules)"
     )
-    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+    done = subprocess.run([sys.executable, "-c", code], check=False, cwd=Path(__file__).parents[2])
+    assert done.returncode == 0

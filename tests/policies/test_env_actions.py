@@ -63,7 +63,7 @@ def test_stored_actions_stay_and_env_actions_have_the_dtype_of_the_space():
     kept = ACTIONS.copy()
     space = gym.spaces.Box(-2.0, 2.0, (2,), np.float64)
     env_actions = EnvActions(space).to_env(ACTIONS)
-    assert env_actions.dtype == np.float64 and (ACTIONS == kept).all()
+    assert env_actions.dtype == np.float64 and (kept == ACTIONS).all()
     assert all(space.contains(action) for action in env_actions)
 
 

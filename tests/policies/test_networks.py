@@ -5,6 +5,7 @@ from __future__ import annotations
 import subprocess
 import sys
 import types
+from pathlib import Path
 
 import gymnasium as gym
 import numpy as np
@@ -18,6 +19,7 @@ from policies.heads import POLICY_GAIN, VALUE_GAIN
 from policies.model_config import ModelConfig
 from policies.networks import build_network
 
+ROOT = Path(__file__).parents[2]
 VECTOR = gym.spaces.Box(-1.0, 1.0, (4,))
 HWC = gym.spaces.Box(0, 255, (40, 44, 3), np.uint8)
 
@@ -215,7 +217,9 @@ def test_building_networks_imports_no_compiler_and_no_beam():
         "from policies.policy import Policy\n"
         "Policy(gym.spaces.Box(-1, 1, (3,)), gym.spaces.Discrete(2))\n"
         "heavy = {'torch._dynamo', 'torch._inductor', 'apache_beam'}\n"
-        "sys.exit(', '.join(heavy & set(sys.modules)))"
+        "sys.exit(', '.join(heavy & set(sys.modules)) or 0)"
     )
-    done = subprocess.run([sys.executable, "-c", code], check=False, capture_output=True, text=True)
+    done = subprocess.run(
+        [sys.executable, "-c", code], check=False, capture_output=True, text=True, cwd=ROOT
+    )
     assert done.returncode == 0, done.stderr

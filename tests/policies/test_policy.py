@@ -10,6 +10,7 @@ import gymnasium as gym
 import numpy as np
 import pytest
 import torch
+from torch.optim.adam import adam
 
 from policies.errors import ConfigError, RunError
 from policies.filters import MeanStd
@@ -114,9 +115,7 @@ def test_greedy_actions_are_the_modes_and_use_no_noise():
 
 
 def test_without_noise_the_seed_decides_and_global_generators_are_left_alone():
-    np.random.seed(0)  # noqa: NPY002
-    torch.manual_seed(0)
-    before = torch.get_rng_state()
+    before, numpy_before = torch.get_rng_state(), np.random.get_state()
     first = Policy(VECTOR, BOX, seed=3)
     second = Policy(VECTOR, BOX, seed=3)
     for _ in range(2):
@@ -126,6 +125,7 @@ def test_without_noise_the_seed_decides_and_global_generators_are_left_alone():
     other = Policy(VECTOR, BOX, seed=4)
     assert (other.compute_actions(vectors(5))[0] != second.compute_actions(vectors(5))[0]).all()
     assert torch.equal(torch.get_rng_state(), before)
+    assert np.array_equal(np.random.get_state()[1], numpy_before[1])
 
 
 def test_stored_actions_are_float32_before_unsquashing():
@@ -200,13 +200,33 @@ def test_torch_log_prob_of_the_network_is_that_of_acting():
     np.testing.assert_allclose(got.detach(), extras["action_logp"], rtol=1e-5, atol=1e-5)
 
 
-def test_acting_follows_weights_that_are_trained_in_place():
-    policy = shaken(Policy(VECTOR, DISCRETE, actor="numpy"))
+def multiply(parameter: torch.nn.Parameter) -> None:
+    parameter.mul_(0.5)
+
+
+def replace_memory(parameter: torch.nn.Parameter) -> None:
+    parameter.data = 0.5 * parameter.data
+
+
+def adam_step(parameter: torch.nn.Parameter) -> None:
+    moments, step = [torch.zeros_like(parameter) for _ in range(2)], torch.tensor(0.0)
+    gradient = torch.ones_like(parameter)
+    adam(
+        [parameter], [gradient], [moments[0]], [moments[1]], [], [step],
+        fused=True, amsgrad=False, maximize=False, beta1=0.9, beta2=0.99, lr=0.1, weight_decay=0.0,
+        eps=1e-8,
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize("actor", ["numpy", "torch"])
+@pytest.mark.parametrize("change", [multiply, replace_memory, adam_step])
+def test_acting_follows_weights_that_are_trained_in_place(change, actor):
+    policy = shaken(Policy(VECTOR, DISCRETE, actor=actor))
     obs = vectors(3)
     before = policy.value(obs)
     with torch.no_grad():
         for parameter in policy.network.parameters():
-            parameter.mul_(0.5)
+            change(parameter)
     assert (policy.value(obs) != before).all()
     expected = policy.network.value(policy.network_inputs(obs)).detach()
     np.testing.assert_allclose(policy.value(obs), expected, rtol=1e-5)

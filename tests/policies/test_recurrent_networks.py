@@ -58,7 +58,11 @@ def step_by_step(network, obs):
     return torch.stack([s[0] for s in steps], 1), torch.stack([s[1] for s in steps], 1), states
 
 
-CASES = {"lstm": (lstm(), VECTOR), "image": (lstm(IMAGE), IMAGE), "custom": (Custom(Summing()), VECTOR)}
+CASES = {
+    "lstm": (lstm(), VECTOR),
+    "image": (lstm(IMAGE), IMAGE),
+    "custom": (Custom(Summing()), VECTOR),
+}
 
 
 @pytest.mark.parametrize("name", CASES)
