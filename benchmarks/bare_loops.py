@@ -66,7 +66,11 @@ def sample_with_torch(
 
 
 def sample_with_numpy(
-    envs: gym.vector.VectorEnv, obs: np.ndarray, layers: Layers, steps: int, rng: np.random.Generator
+    envs: gym.vector.VectorEnv,
+    obs: np.ndarray,
+    layers: Layers,
+    steps: int,
+    rng: np.random.Generator,
 ) -> np.ndarray:
     """Steps with a numpy policy; returns the last observations."""
     rows = _Storage(steps, envs.num_envs, obs.shape[1])

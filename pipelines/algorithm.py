@@ -13,14 +13,21 @@ from typing import Any
 
 import numpy as np
 
-from pipelines.runners import Job
-from policies import round_results, stored_run
+from pipelines.run_settings import (
+    DEFAULT_ALGO,
+    checked,
+    given_settings,
+    learner_hints,
+    refuse_used_folder,
+    require_device,
+    with_env_name,
+)
+from pipelines.runners import Job, runner_named, runs_in_memory
+from policies import inference, round_results, stored_run
 from policies.config import AlgorithmConfig, config_dict
-from policies.config_loading import load_config
-from policies.env_setup import check_env
 from policies.errors import ConfigError, RunError
 from policies.evaluation import evaluate
-from policies.learners.learner import learner_named, policy_for, use_threads
+from policies.learners.learner import learner_threads, policy_for
 from policies.metrics_log import MetricsLog
 from policies.policy import Policy
 from policies.retention import prune, sweep_orphans
@@ -30,14 +37,23 @@ from policies.training_run import POLICY_ID, TrainingRun
 from transforms.rounds import TrainRounds
 
 PRUNE_EVERY = 10
+MAX_ROUNDS_PER_JOB = 50
+"""Rounds of one job at the most: beyond some hundreds Beam cannot translate a graph."""
 
 
 class Algorithm:
     """Trains one run, and acts with its newest policy.
 
+    It sets no signal handlers and leaves torch's threads as they are. Use it as a context manager,
+    or call `close`, to release the run for others.
+
     Args:
         config: Settings: a config of the learner, or a mapping of its keys; default: the defaults.
-        algo: Name of the learner.
+            `env` may also be a class, or a function that makes an environment: one that can be
+            imported is stored by its import path. Any other (of a notebook, a lambda) is stored as
+            `caller/NAME-v0`, works on an in-process runner only, and has to be given again in
+            `config` to resume the run elsewhere.
+        algo: Name of the learner; default: ppo, or what the resumed run has.
         run_dir: Folder or URL of the run; default: a new temporary folder.
         resume: Go on with the run that `run_dir` holds, if any; only stop conditions, device and
             rounds per job may differ from it then.
@@ -45,6 +61,7 @@ class Algorithm:
         pipeline_flags: Flags of Beam and of the runner.
         allow_import: Modules that a stored run may import; names in `config` need no permission.
         notify: Gets lines worth a user's attention.
+        started: Unix time from which the seconds to the target count; default: now.
 
     Raises:
         ConfigError: The settings, the environment or the run directory are wrong.
@@ -60,36 +77,49 @@ class Algorithm:
         self,
         config: AlgorithmConfig | Mapping[str, Any] | None = None,
         *,
-        algo: str = "ppo",
+        algo: str | None = None,
         run_dir: str | None = None,
         resume: bool = False,
         runner: str = "DirectRunner",
         pipeline_flags: Sequence[str] = (),
         allow_import: Collection[str] = (),
         notify: Callable[[str], None] = lambda line: None,
+        started: float | None = None,
     ) -> None:
-        directory = RunDirectory(run_dir or tempfile.mkdtemp(prefix="beamrl-"))
+        self._started = time.time() if started is None else started
+        directory = RunDirectory(tempfile.mkdtemp(prefix="beamrl-") if run_dir is None else run_dir)
         self._runner, self._flags, self._notify = runner, tuple(pipeline_flags), notify
+        in_memory = runs_in_memory(runner_named(runner), self._flags)
+        config = with_env_name(config, in_memory)
+        given = given_settings(config)
         if resume and directory.exists():
-            self.config, self.run = _opened(directory, config, allow_import)
+            self.config, self.run = stored_run.open_run(directory, given, allow_import)
         else:
-            self.config = _checked(config, algo)
+            self.config = checked(config, algo or DEFAULT_ALGO)
             try:
-                self.run = _created(directory, self.config, algo, notify)
+                self.run = self._create(directory, algo or DEFAULT_ALGO)
             except ConfigError:
                 # Of two drivers that resume an absent run at once, one finds the other's.
                 if not (resume and directory.exists()):
                     raise
-                self.config, self.run = _opened(directory, config, allow_import)
+                self.config, self.run = stored_run.open_run(directory, given, allow_import)
         self.algo = self.run.algo
+        if algo not in (None, self.algo):
+            raise ConfigError(f"{directory.url} is a run of algo={self.algo}, not of {algo}")
         self.summary = round_results.RunSummary.of_log(directory, self.config.stop_return)
         self._jobs: dict[int, Job] = {}
+        self._running: Job | None = None
         self._log = MetricsLog(directory)
         self._lock: RunLock | None = None
         self._newest: VersionInfo | None = None
         self._acting: tuple[str, Policy] | None = None
         self._pruned = 0
         self.results: list[dict[str, Any]] = []
+
+    def _create(self, directory: RunDirectory, algo: str) -> TrainingRun:
+        require_device(self.config, self._runner)
+        refuse_used_folder(directory)
+        return stored_run.create_run(directory, self.config, algo, self._notify)
 
     # --- training ---------------------------------------------------------------------------
 
@@ -108,7 +138,7 @@ class Algorithm:
             ConfigError: Another process trains the run.
         """
         if self._lock is None:
-            use_threads(self.config.learner_threads)
+            require_device(self.config, self._runner)
             directory = self.run.directory
             self._lock = RunLock(directory.url, notify=self._notify).acquire()
             for path in directory.remove_torn_manifests(self._lock):
@@ -136,12 +166,17 @@ class Algorithm:
             raise RunError(f"{self.run.url} has no version yet; call train() first")
         return newest
 
+    def require_lock(self) -> None:
+        """Raises RunError when another driver has taken the run over, whose files it now is."""
+        assert self._lock is not None
+        self._lock.check_covers(self.run.url)
+
     def stop_reason(self) -> str | None:
         """Name of the stop condition that the newest version meets, or None."""
         return self.run.stop_reason(self.newest)
 
     def train(self, rounds: int = 1) -> dict[str, Any]:
-        """Runs one job of up to `rounds` rounds.
+        """Runs up to `rounds` rounds, as one job (or jobs of 50).
 
         Returns:
             The result of the last round; `results` holds one for each round of this object. A run
@@ -150,16 +185,37 @@ class Algorithm:
         Raises:
             ConfigError, RunError: What went wrong, in one line; the last good version stays.
         """
-        before = self.start().version
-        assert self._lock is not None
-        self._lock.check()
+        if rounds < 1:
+            raise ConfigError(f"train: rounds={rounds}, expected at least 1")
+        self.start()
+        while rounds > 0 and self.stop_reason() is None:
+            part = min(rounds, MAX_ROUNDS_PER_JOB)
+            self._run_job(part)
+            rounds -= part
+        if self.results:
+            return self.results[-1]
+        return round_results.round_result(self.newest, {}) | {"stop_reason": self.stop_reason()}
+
+    def _run_job(self, rounds: int) -> None:
+        before = self.newest.version
+        self.require_lock()
         started = time.perf_counter()
-        self._job(rounds).run()
+        self._running = self._job(rounds)
+        try:
+            self._running.run()
+        finally:
+            self._running = None
+        self.require_lock()
         newest = self.run.directory.newest_version()
-        if newest is None or (newest.version == before and self.run.stop_reason(newest) is None):
+        if newest is None or newest.version == before:
             raise RunError(f"the job ended without a new version of {self.run.url}")
         self._take_in(before, newest, time.perf_counter() - started)
-        return self.results[-1] if self.results else round_results.round_result(newest, {})
+
+    def cancel(self) -> None:
+        """Asks a runner elsewhere to end the running job; from another thread than `train`."""
+        running = self._running
+        if running is not None:
+            running.cancel()
 
     def _take_in(self, before: int, newest: VersionInfo, wall: float) -> None:
         directory = self.run.directory
@@ -171,7 +227,7 @@ class Algorithm:
             spent = sum(seconds.get(part, 0.0) for part in ("collect", "learn", "evaluate"))
             seconds |= {"wall": wall / made, "overhead": max(0.0, wall / made - spent)}
             result = round_results.round_result(info, seconds)
-            since = None if evaluated is None else evaluated - round_results.process_started()
+            since = None if evaluated is None else evaluated - self._started
             self.summary.add(version, result["env_steps"], result["evaluation"], since)
             self.results.append(result)
         self._newest = newest
@@ -196,7 +252,8 @@ class Algorithm:
 
     def _job(self, rounds: int) -> Job:
         if rounds not in self._jobs:
-            hints = _learner_hints(self.config)
+            # A stage with hints gets workers of its own, which one machine has no use for.
+            hints = None if runner_named(self._runner).in_process else learner_hints(self.config)
             self._jobs[rounds] = Job(
                 lambda pipeline: pipeline | TrainRounds(self.run, rounds, hints),
                 self._runner,
@@ -218,7 +275,8 @@ class Algorithm:
         """
         count = self.config.evaluation_episodes if episodes is None else episodes
         version = self._version_to_act().version
-        return evaluate(self.get_policy(), self.config, version, count)
+        with learner_threads(self.config.learner_threads):
+            return evaluate(self.get_policy(), self.config, version, count)
 
     def get_policy(self, policy_id: str = POLICY_ID) -> Policy:
         """The newest policy; it does not change when training goes on.
@@ -277,29 +335,38 @@ class Algorithm:
         self,
         observations: Mapping[Any, Any],
         state: Mapping[Any, Sequence[np.ndarray]] | None = None,
-        **options: Any,
+        *,
+        policy_id: str = POLICY_ID,
+        explore: bool = False,
+        full_fetch: bool = False,
+        unsquash_actions: bool | None = None,
+        clip_actions: bool | None = None,
     ) -> Any:
-        """One action for each of several observations.
+        """One action for each of several observations, in one pass through the network.
 
         Args:
             observations: By any key, such as an agent's id.
             state: Recurrent state by key; keys without one start an episode.
-            **options: As for `compute_single_action`.
+            policy_id: Which policy.
+            explore: As for `compute_single_action`.
+            full_fetch: Return three dicts in any case.
+            unsquash_actions: As `unsquash_action` of `compute_single_action`.
+            clip_actions: As `clip_action` of `compute_single_action`.
 
         Returns:
             Actions by key; with a recurrent policy or `full_fetch`, three dicts: actions, states,
             extras.
         """
-        full = options.pop("full_fetch", False)
-        states = state or {}
-        results = {
-            key: self.compute_single_action(obs, states.get(key), full_fetch=True, **options)
-            for key, obs in observations.items()
-        }
-        actions = {key: result[0] for key, result in results.items()}
-        if not full and not self.get_policy().is_recurrent:
-            return actions
-        return actions, {k: r[1] for k, r in results.items()}, {k: r[2] for k, r in results.items()}
+        policy = self.get_policy(policy_id)
+        result = inference.compute_actions(
+            policy,
+            observations,
+            state or {},
+            explore=explore,
+            unsquash_actions=unsquash_actions,
+            clip_actions=clip_actions,
+        )
+        return result if full_fetch or policy.is_recurrent else result[0]
 
     def _version_to_act(self) -> VersionInfo:
         if self._newest is None and self.run.directory.newest_version() is None:
@@ -315,8 +382,9 @@ class Algorithm:
             Its absolute path or URL, for `Algorithm.restore` or `--run_dir` with `--resume`.
 
         Raises:
-            ConfigError: `path` holds a run already.
+            ConfigError: `path` holds a run already, or other files.
         """
+        refuse_used_folder(RunDirectory(path))
         return stored_run.copy_version(self.run.directory, self._version_to_act(), path).url
 
     @classmethod
@@ -349,64 +417,3 @@ class Algorithm:
         trace: TracebackType | None,
     ) -> None:
         self.close()
-
-
-def _created(
-    directory: RunDirectory, config: AlgorithmConfig, algo: str, notify: Callable[[str], None]
-) -> TrainingRun:
-    """Starts a run; ConfigError if the environment is wrong or the folder holds one."""
-    facts = check_env(config)
-    spaces = facts.observation_space, facts.action_space
-    for line in facts.warnings:
-        notify(line)
-    policy_for(config, *spaces)
-    stored = stored_run.stored_run(algo, config, *spaces, facts.env_state)
-    RunDirectory.create(directory.url, stored)
-    return TrainingRun.of(directory.url, algo, config, *spaces, facts.env_state)
-
-
-def _opened(
-    directory: RunDirectory,
-    config: AlgorithmConfig | Mapping[str, Any] | None,
-    allow_import: Collection[str],
-) -> tuple[AlgorithmConfig, TrainingRun]:
-    """The run that a folder holds, with the settings that a resume may change."""
-    given = _settings(config)
-    stored = stored_run.read_stored_run(directory)
-    stored_run.require_allowed(stored.settings, given, allow_import, directory.url)
-    before = stored.config()
-    after = load_config(type(before), flags=_merged(config_dict(before), given))
-    stored_run.refuse_changes(before, after, directory.url)
-    spaces = stored.observation_space, stored.action_space
-    return after, TrainingRun.of(directory.url, stored.algo, after, *spaces, stored.env_state)
-
-
-def _checked(config: AlgorithmConfig | Mapping[str, Any] | None, algo: str) -> AlgorithmConfig:
-    config_class = learner_named(algo).CONFIG
-    if isinstance(config, AlgorithmConfig):
-        if not isinstance(config, config_class):
-            raise ConfigError(f"algo={algo} takes a {config_class.__name__}, got {type(config)}")
-        return config
-    return load_config(config_class, flags=config or {})
-
-
-def _settings(config: AlgorithmConfig | Mapping[str, Any] | None) -> dict[str, Any]:
-    if isinstance(config, AlgorithmConfig):
-        return config.model_dump(mode="json", exclude_unset=True)
-    return dict(config or {})
-
-
-def _merged(under: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
-    merged = dict(under)
-    for key, value in over.items():
-        both = isinstance(value, Mapping) and isinstance(merged.get(key), Mapping)
-        merged[key] = _merged(merged[key], value) if both else value
-    return merged
-
-
-def _learner_hints(config: AlgorithmConfig) -> dict[str, str]:
-    """Beam resource hints of the learner stage: one learner call at a time, and a GPU if wanted."""
-    hints = {"max_active_bundles_per_worker": "1"}
-    if config.learner_device != "cpu":
-        hints["accelerator"] = "type:nvidia-l4;count:1;install-nvidia-driver"
-    return hints

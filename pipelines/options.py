@@ -8,35 +8,68 @@ from __future__ import annotations
 import argparse
 import difflib
 import json
-from collections.abc import Sequence
+import re
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, NoReturn
 
 from apache_beam.options.pipeline_options import PipelineOptions
 
-from pipelines.runners import RunnerInfo, add_runner_flags, runner_named
-from policies.config_renames import renamed_keys
+from pipelines.run_settings import DEFAULT_ALGO
+from pipelines.runners import RunnerInfo, add_runner_flags, pipeline_options, runner_named
+from policies.config import AlgorithmConfig
+from policies.config_fields import config_fields
+from policies.config_renames import renamed_keys, resolve
 from policies.errors import ConfigError
+from policies.learners.learner import learner_named
 
-CONFIG_FLAGS: dict[str, tuple[type, str]] = {
-    "env": (str, "Environment: a registered Gymnasium id, or an import path module:Class."),
-    "seed": (int, "Root of every random number of the run."),
-    "num_rollout_workers": (int, "Shards that sample side by side; part of the run's identity."),
-    "num_envs_per_worker": (int, "Environments that one shard steps together."),
-    "rollout_fragment_length": (int, "Steps of each environment in a fragment."),
-    "train_batch_size": (int, "Rows of one learner update; default: all rows of a round."),
-    "rounds_per_job": (int, "Rounds in one Beam job; changes no result."),
-    "max_env_steps": (int, "Stop after so many environment steps."),
-    "max_rounds": (int, "Stop after so many rounds."),
-    "max_seconds": (float, "Stop after so many seconds, at the end of a job."),
-    "stop_return": (float, "Stop when the mean evaluation return reaches this."),
-    "evaluation_interval": (int, "Rounds from one evaluation to the next; 0: never."),
-    "evaluation_episodes": (int, "Episodes of one evaluation, exactly."),
-    "learner_device": (str, "Where updates run: cpu, cuda or cuda:N."),
-    "learner_threads": (int, "Threads of the learner's arithmetic."),
-    "env_isolation": (str, "none, or process: each environment in a process of its own."),
-    "keep_versions": (int, "Newest versions to keep, beside the best and every 100th."),
+SETTING_FLAGS = {
+    "environment and sampling": (
+        "env",
+        "env_isolation",
+        "seed",
+        "num_rollout_workers",
+        "num_envs_per_worker",
+        "rollout_fragment_length",
+    ),
+    "learning": ("train_batch_size", "learner_device", "learner_threads"),
+    "evaluation": ("evaluation_interval", "evaluation_episodes"),
+    "when to stop": ("stop_return", "max_env_steps", "max_rounds", "max_seconds"),
+    "the run": ("rounds_per_job", "keep_versions"),
 }
+"""Settings that have a flag of their own, by section of `--help`; --set changes any other."""
+
+_TEXT_FLAGS = {"env", "env_isolation", "learner_device"}
+_OUR_FLAGS = {
+    "environment and sampling": (
+        ("env_config", "JSON", "Keyword arguments of the environment: '{\"key\": 1}'."),
+    ),
+    "learning": (("algo", "NAME", "Learning algorithm; the only one is ppo."),),
+    "settings": (
+        ("config", "FILE", "YAML or JSON file with settings, such as --print_config prints."),
+        ("set", "KEY=VALUE", "Any setting, such as lr=1e-3 or model.hidden=[64,64]; repeatable."),
+    ),
+    "the run": (
+        ("run_dir", "PATH", "Folder or URL of the run; default: a new one, runs/ENV-NUMBER."),
+        ("allow_import", "MODULE", "Lets a resumed run import this module; repeatable."),
+    ),
+}
+_REPEATABLE = {"set", "allow_import"}
+_SWITCHES = {
+    "settings": (("print_config", "Print the resolved settings as YAML, and stop."),),
+    "the run": (
+        ("resume", "Go on with the run in --run_dir, or start one if it holds none."),
+        ("quiet", "Print nothing but errors."),
+    ),
+}
+_SECTIONS = (
+    "environment and sampling",
+    "learning",
+    "evaluation",
+    "when to stop",
+    "settings",
+    "the run",
+)
 
 
 class TrainOptions(PipelineOptions):
@@ -44,32 +77,17 @@ class TrainOptions(PipelineOptions):
 
     @classmethod
     def _add_argparse_args(cls, parser: argparse.ArgumentParser) -> None:
-        parser.add_argument("--algo", default=None, help="Learning algorithm (ppo).")
-        for name, (kind, text) in CONFIG_FLAGS.items():
-            parser.add_argument(f"--{name}", type=kind, default=None, help=text)
-        parser.add_argument(
-            "--env_config", default=None, help="Keyword arguments of the environment, as JSON."
-        )
-        parser.add_argument("--config", default=None, help="YAML or JSON file with settings.")
-        parser.add_argument(
-            "--set", action="append", default=None, metavar="KEY=VALUE", help="One setting."
-        )
-        parser.add_argument(
-            "--run_dir", default=None, help="Folder or URL of the run; default: runs/ENV-NUMBER."
-        )
-        parser.add_argument(
-            "--allow_import",
-            action="append",
-            default=None,
-            metavar="MODULE",
-            help="Lets a stored run import this module.",
-        )
-        for name, text in (
-            ("resume", "Go on with the run in --run_dir (start one if there is none)."),
-            ("quiet", "Print nothing but errors."),
-            ("print_config", "Print the resolved settings as YAML and stop."),
-        ):
-            parser.add_argument(f"--{name}", action="store_true", default=False, help=text)
+        for section in _SECTIONS:
+            group = parser.add_argument_group(section)
+            for name in SETTING_FLAGS.get(section, ()):
+                metavar = name.upper() if name in _TEXT_FLAGS else "N"
+                text = _escaped(str(AlgorithmConfig.model_fields[name].description))
+                group.add_argument(f"--{name}", action=_Once, metavar=metavar, help=text)
+            for name, metavar, text in _OUR_FLAGS.get(section, ()):
+                action = "append" if name in _REPEATABLE else _Once
+                group.add_argument(f"--{name}", action=action, metavar=metavar, help=text)
+            for name, text in _SWITCHES.get(section, ()):
+                group.add_argument(f"--{name}", action="store_true", default=False, help=text)
 
 
 @dataclass(frozen=True)
@@ -77,7 +95,7 @@ class CommandLine:
     """A parsed command line.
 
     Attributes:
-        flags: Our flags by name.
+        flags: Our flags by name, as they were written.
         runner: The runner.
         beam_flags: What belongs to Beam and the runner, as it was written.
     """
@@ -86,46 +104,83 @@ class CommandLine:
     runner: RunnerInfo
     beam_flags: tuple[str, ...]
 
+    @property
+    def algo(self) -> str | None:
+        """The learning algorithm, if one was named."""
+        return None if self.flags.algo is None else str(self.flags.algo).lower()
+
+    @property
+    def config_class(self) -> type[AlgorithmConfig]:
+        """The algorithm's config class; ConfigError if there is no such algorithm."""
+        return learner_named(self.algo or DEFAULT_ALGO).CONFIG
+
     def settings(self) -> dict[str, Any]:
-        """The configuration's settings that were given as flags."""
-        values = {name: getattr(self.flags, name) for name in CONFIG_FLAGS}
+        """The configuration's settings that were given as flags; `none` is None."""
+        given = {
+            name: getattr(self.flags, name) for names in SETTING_FLAGS.values() for name in names
+        }
+        values = {
+            name: text if name in _TEXT_FLAGS else _number(text)
+            for name, text in given.items()
+            if text is not None
+        }
         if self.flags.env_config is not None:
             values["env_config"] = _json_object("--env_config", self.flags.env_config)
-        return {name: value for name, value in values.items() if value is not None}
+        return values
 
 
-def parse(argv: Sequence[str]) -> CommandLine:
+def parse(argv: Sequence[str]) -> CommandLine | None:
     """Parses the command line of `pipelines.train`.
 
+    Returns:
+        None if it asks for help.
+
     Raises:
-        ConfigError: A flag is unknown (with the nearest), lacks its value or has a wrong one.
+        ConfigError: A flag is unknown (with the nearest), lacks its value, is there twice with
+            different values or has a wrong one.
     """
     ours, passed = _split(argv)
-    known, rest = _parser(with_runner=True).parse_known_args(ours)
+    if "--help" in ours or "-h" in ours:
+        return None
+    parser = _parser()
+    known, rest = parser.parse_known_args(list(_joined(ours, parser)))
     runner = runner_named(known.runner or "DirectRunner")
     everything = _Parser(add_help=False, allow_abbrev=False)
     add_runner_flags(everything, runner)
     _, unknown = everything.parse_known_args(rest)
+    if runner.in_process:
+        # `--num_workers` is Dataflow's too, but here it can only be meant as RLlib's.
+        foreign = (at for at, word in enumerate(rest) if _flag_name(word) in renamed_keys())
+        unknown = unknown or next((rest[at : at + 2] for at in foreign), [])
+    command = CommandLine(known, runner, (*rest, *passed))
     if unknown:
-        raise ConfigError(_unknown_flag(unknown[0], everything))
-    return CommandLine(known, runner, (*rest, *passed))
+        raise ConfigError(_unknown_flag(unknown, everything, command.config_class))
+    pipeline_options(runner, command.beam_flags)
+    return command
 
 
 def print_help() -> None:
     """Prints the flags of `pipelines.train`."""
-    _parser(with_runner=True, add_help=True).print_help()
+    _parser(add_help=True).print_help()
 
 
-def _parser(*, with_runner: bool, add_help: bool = False) -> _Parser:
+def _parser(*, add_help: bool = False) -> _Parser:
     parser = _Parser(
         prog="python -m pipelines.train",
+        usage="%(prog)s [--name=value ...] [runner's flags] [-- more flags for the runner]",
         description="Trains a policy as a Beam pipeline.",
-        epilog="Flags of Beam and of the runner follow; after -- everything goes to them unseen.",
+        epilog="Flags of Beam and of the runner may follow; after a bare -- everything goes to "
+        "them unseen. A number may be `none`: no limit. docs/config.md lists all settings.",
+        formatter_class=_Formatter,
         allow_abbrev=False,
         add_help=add_help,
     )
-    if with_runner:
-        parser.add_argument("--runner", default=None, help="Beam runner; default: DirectRunner.")
+    parser.add_argument(
+        "--runner",
+        action=_Once,
+        metavar="NAME",
+        help="Beam runner; default: DirectRunner, in this process.",
+    )
     TrainOptions._add_argparse_args(parser)
     return parser
 
@@ -134,7 +189,29 @@ class _Parser(argparse.ArgumentParser):
     """A parser that raises our error instead of printing usage and exiting."""
 
     def error(self, message: str) -> NoReturn:
-        raise ConfigError(message.replace("argument ", "", 1))
+        message = message.replace("argument ", "", 1)
+        raise ConfigError(message.replace("ignored explicit argument", "takes no value, but got"))
+
+
+class _Formatter(argparse.HelpFormatter):
+    def __init__(self, prog: str) -> None:
+        super().__init__(prog, max_help_position=34, width=100)
+
+
+class _Once(argparse.Action):
+    """Stores a value; a second, different one is an error, since one of them was forgotten."""
+
+    def __call__(
+        self,
+        parser: argparse.ArgumentParser,
+        namespace: argparse.Namespace,
+        values: str | Sequence[Any] | None,
+        option_string: str | None = None,
+    ) -> None:
+        before = getattr(namespace, self.dest, None)
+        if before is not None and before != values:
+            parser.error(f"{option_string} is there twice, with {before} and with {values}")
+        setattr(namespace, self.dest, values)
 
 
 def _split(argv: Sequence[str]) -> tuple[list[str], list[str]]:
@@ -146,26 +223,93 @@ def _split(argv: Sequence[str]) -> tuple[list[str], list[str]]:
     return words, []
 
 
-def _unknown_flag(word: str, everything: argparse.ArgumentParser) -> str:
-    flag = word.split("=")[0]
-    if not flag.startswith("-"):
+def _joined(words: Sequence[str], parser: argparse.ArgumentParser) -> Iterator[str]:
+    """`--flag -1e3` as `--flag=-1e3`: argparse takes it for another flag."""
+    pending: str | None = None
+    for word in words:
+        if pending is not None and re.match(r"-\.?\d", word):
+            yield f"{pending}={word}"
+            pending = None
+            continue
+        if pending is not None:
+            yield pending
+        action = parser._option_string_actions.get(word)
+        pending = word if action is not None and action.nargs != 0 else None
+        if pending is None:
+            yield word
+    if pending is not None:
+        yield pending
+
+
+def _flag_name(word: str) -> str:
+    return word.split("=")[0].lstrip("-").replace("-", "_") if word.startswith("--") else ""
+
+
+def _unknown_flag(
+    words: Sequence[str], everything: argparse.ArgumentParser, config_class: type[AlgorithmConfig]
+) -> str:
+    word = words[0]
+    if not word.startswith("-"):
         return f"unexpected argument {word!r}; flags are written --name=value"
-    row = renamed_keys().get(flag.lstrip("-"))
-    if row is not None and row.new is not None:
-        form = f"--{row.new}" if row.new in CONFIG_FLAGS else f"--set {row.new}=..."
-        return f"unknown flag {flag}: RLlib's name; here it is {form}"
-    ours = [f"--{name}" for name in vars(_parser(with_runner=True).parse_args([]))]
-    near = difflib.get_close_matches(flag, [*ours, *everything._option_string_actions], n=1)
+    flag, equals, text = word.partition("=")
+    name = _flag_name(word)
+    if not equals and len(words) > 1 and not words[1].startswith("-"):
+        text = words[1]
+    settings = config_fields(config_class)
+    if name in renamed_keys() and name not in settings:
+        return f"unknown flag {flag}: {_renamed(name, _number(text), config_class)}"
+    if name in settings:
+        return f"unknown flag {flag}; {_form(name, text)}"
+    flags = {action: action for action in everything._option_string_actions}
+    flags |= {f"--{known}": _form(known, "...") for known in settings}
+    flags |= {f"--{known}": f"--{known}" for known in vars(_parser().parse_args([]))}
+    near = difflib.get_close_matches(f"--{name}", flags, n=1)
     if near:
-        return f"unknown flag {flag}; did you mean {near[0]}?"
+        return f"unknown flag {flag}; did you mean {flags[near[0]].removeprefix('write ')}?"
     return f"unknown flag {flag}; --help lists the flags, --set KEY=VALUE changes any setting"
 
 
+def _renamed(name: str, value: Any, config_class: type[AlgorithmConfig]) -> str:
+    """What RLlib's setting is here, or why it is not."""
+    try:
+        resolved = resolve(name, value, config_fields(config_class).keys(), config_class.__name__)
+    except ConfigError as error:
+        row = renamed_keys()[name]
+        return f"RLlib's setting; {_form(row.new, '...')}" if row.new else str(error)
+    if resolved is None or resolved.key is None:
+        return "RLlib's setting, which has no effect here; leave it out"
+    return f"RLlib's name; {_form(resolved.key, json.dumps(resolved.value))}"
+
+
+def _form(setting: str, text: str) -> str:
+    """How to write a setting on the command line."""
+    if any(setting in names for names in SETTING_FLAGS.values()):
+        return f"write --{setting}={text or '...'}"
+    return f"write --set {setting}={text or '...'}"
+
+
+def _number(text: str) -> Any:
+    """A number, None for `none`, or the text, which the setting's own check then refuses."""
+    if text.strip().lower() in ("none", "null"):
+        return None
+    for kind in (int, float):
+        try:
+            return kind(text)
+        except ValueError:
+            continue
+    return text
+
+
 def _json_object(flag: str, text: str) -> dict[str, Any]:
+    form = f"write {flag}='{{\"key\": 1}}', in single quotes"
     try:
         value = json.loads(text)
     except json.JSONDecodeError as error:
-        raise ConfigError(f"{flag}={text}: not JSON ({error}); write '{{\"key\": 1}}'") from error
+        raise ConfigError(f"{flag}={text}: not JSON ({error}); {form}") from error
     if not isinstance(value, dict):
-        raise ConfigError(f"{flag}={text}: expected a JSON object such as '{{\"key\": 1}}'")
+        raise ConfigError(f"{flag}={text}: expected a JSON object; {form}")
     return value
+
+
+def _escaped(text: str) -> str:
+    return text.replace("%", "%%")

@@ -7,19 +7,24 @@ another runner by what it can download.
 from __future__ import annotations
 
 import argparse
+import contextlib
 import difflib
-import re
-from collections.abc import Callable, Sequence
+import logging
+import sys
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import apache_beam as beam
-from apache_beam.options.pipeline_options import PipelineOptions, StandardOptions
+from apache_beam.options.pipeline_options import DirectOptions, PipelineOptions, StandardOptions
+from apache_beam.portability import python_urns
 from apache_beam.portability.api import beam_runner_api_pb2
 from apache_beam.runners.portability.fn_api_runner import FnApiRunner
 from apache_beam.runners.runner import PipelineState
 
-from policies import errors
+from pipelines.stage_errors import failure
 from policies.errors import ConfigError, RunError
+from transforms import local_worker
 
 
 @dataclass(frozen=True)
@@ -38,21 +43,32 @@ class RunnerInfo:
 
 
 _FLINK_FLAGS = (
-    "--checkpointing_interval --checkpointing_mode --max_bundle_size --max_bundle_time_mills "
-    "--state_backend --parallelism --max_parallelism --execution_retry_delay "
-    "--number_of_execution_retries --externalized_checkpoints_enabled "
-    "--retain_externalized_checkpoints_on_cancellation --savepoint_path "
-    "--allow_non_restored_state --finish_bundle_before_checkpointing "
-    "--shutdown_sources_after_idle_ms --object_reuse --auto_balance_write_files_sharding_enabled"
-).split()
+    "--checkpointing_interval",
+    "--checkpointing_mode",
+    "--max_bundle_size",
+    "--max_bundle_time_mills",
+    "--state_backend",
+    "--parallelism",
+    "--max_parallelism",
+    "--execution_retry_delay",
+    "--number_of_execution_retries",
+    "--externalized_checkpoints_enabled",
+    "--retain_externalized_checkpoints_on_cancellation",
+    "--savepoint_path",
+    "--allow_non_restored_state",
+    "--finish_bundle_before_checkpointing",
+    "--shutdown_sources_after_idle_ms",
+    "--object_reuse",
+    "--auto_balance_write_files_sharding_enabled",
+)
 
 RUNNERS = {
     info.name: info
     for info in (
         RunnerInfo("DirectRunner", in_process=True),
         RunnerInfo("PrismRunner"),
-        RunnerInfo("FlinkRunner", flags=tuple(_FLINK_FLAGS)),
-        RunnerInfo("PortableRunner", flags=tuple(_FLINK_FLAGS)),
+        RunnerInfo("FlinkRunner", flags=_FLINK_FLAGS),
+        RunnerInfo("PortableRunner", flags=_FLINK_FLAGS),
         RunnerInfo("SparkRunner"),
         RunnerInfo("DataflowRunner"),
     )
@@ -60,15 +76,16 @@ RUNNERS = {
 
 
 def runner_named(name: str) -> RunnerInfo:
-    """The runner a user means.
+    """The runner a user means; upper and lower case are the same, as in Beam.
 
     Raises:
         ConfigError: There is none; the message names the nearest.
     """
-    if name in RUNNERS:
-        return RUNNERS[name]
-    near = difflib.get_close_matches(name, RUNNERS, n=1, cutoff=0.5)
-    hint = f"did you mean {near[0]}?" if near else f"known: {', '.join(RUNNERS)}"
+    by_lower = {known.lower(): info for known, info in RUNNERS.items()}
+    if name.lower() in by_lower:
+        return by_lower[name.lower()]
+    near = difflib.get_close_matches(name.lower(), by_lower, n=1, cutoff=0.5)
+    hint = f"did you mean {by_lower[near[0]].name}?" if near else f"known: {', '.join(RUNNERS)}"
     raise ConfigError(f"unknown runner {name!r}; {hint}")
 
 
@@ -96,13 +113,38 @@ class _Tolerant:
     def __init__(self, parser: argparse.ArgumentParser) -> None:
         self._parser = parser
 
-    def add_argument(self, *names: str, **settings: object) -> None:
+    def add_argument(self, *names: str, **settings: Any) -> None:
         free = [name for name in names if name not in self._parser._option_string_actions]
         if free:
-            self._parser.add_argument(*free, **settings)  # type: ignore[arg-type]
+            self._parser.add_argument(*free, **settings)
 
     def add_mutually_exclusive_group(self, **_: object) -> _Tolerant:
         return self
+
+
+def pipeline_options(runner: RunnerInfo, flags: Sequence[str]) -> PipelineOptions:
+    """Beam's options of a job.
+
+    Raises:
+        ConfigError: They would not do what they say.
+    """
+    options = PipelineOptions(list(flags))
+    if not runner.in_process:
+        options.view_as(StandardOptions).runner = runner.name
+        return options
+    direct = options.view_as(DirectOptions)
+    if direct.direct_running_mode == "in_memory" and direct.direct_num_workers != 1:
+        raise ConfigError(
+            f"--direct_num_workers={direct.direct_num_workers} has no effect in memory; add "
+            "--direct_running_mode=multi_processing, or multi_threading"
+        )
+    return options
+
+
+def runs_in_memory(runner: RunnerInfo, flags: Sequence[str]) -> bool:
+    """Whether stages run in this very process; raises as `pipeline_options`."""
+    direct = pipeline_options(runner, flags).view_as(DirectOptions)
+    return runner.in_process and direct.direct_running_mode != "multi_processing"
 
 
 class Job:
@@ -113,6 +155,9 @@ class Job:
         runner: Name of the runner.
         flags: Beam's and the runner's flags.
 
+    Raises:
+        ConfigError: The runner or its flags are wrong.
+
     Example:
         >>> job = Job(lambda p: p | TrainRounds(run, rounds=1), "DirectRunner", [])
         >>> job.run()
@@ -122,11 +167,11 @@ class Job:
         self, build: Callable[[beam.Pipeline], object], runner: str, flags: Sequence[str]
     ) -> None:
         info = runner_named(runner)
-        self._options = PipelineOptions(list(flags))
+        options = pipeline_options(info, flags)
         self._direct = _RepeatingRunner() if info.in_process else None
-        if self._direct is None:
-            self._options.view_as(StandardOptions).runner = runner
-        self._pipeline = beam.Pipeline(runner=self._direct, options=self._options)
+        self._threads = options.view_as(DirectOptions).direct_running_mode == "multi_threading"
+        self._result: Any = None
+        self._pipeline = beam.Pipeline(runner=self._direct, options=options)
         build(self._pipeline)
 
     def run(self) -> None:
@@ -135,17 +180,43 @@ class Job:
         Raises:
             ConfigError, RunError: What a stage raised, with its message and without the traceback
                 of the runner.
+            StageError: A stage raised something else, or the runner failed.
         """
         try:
-            result = self._direct.run_again() if self._direct else None
-            result = result or self._pipeline.run()
-            state = result.wait_until_finish()
-        except (ConfigError, RunError):
-            raise
+            with self._quiet():
+                self._result = self._direct.run_again() if self._direct else None
+                self._result = self._result or self._pipeline.run()
+                state = self._result.wait_until_finish()
         except Exception as error:
             raise failure(error) from error
+        finally:
+            self._result = None
         if state is not None and state != PipelineState.DONE:
             raise RunError(f"the job ended as {state}")
+
+    def cancel(self) -> None:
+        """Asks a runner elsewhere to end the running job; from another thread than `run`."""
+        result = self._result
+        if self._direct is None and result is not None:
+            result.cancel()
+
+    @contextlib.contextmanager
+    def _quiet(self) -> Iterator[None]:
+        """Keeps what an in-process runner says about a failed stage, which `run` raises, unsaid."""
+        if self._direct is None:
+            yield
+            return
+        logger = logging.getLogger("apache_beam.runners")
+        level = logger.level
+        logger.setLevel(logging.CRITICAL)
+        try:
+            if not self._threads:
+                yield
+                return
+            with contextlib.redirect_stderr(local_worker.WithoutTracebacks(sys.stderr)):
+                yield
+        finally:
+            logger.setLevel(level)
 
 
 class _RepeatingRunner(FnApiRunner):
@@ -159,6 +230,9 @@ class _RepeatingRunner(FnApiRunner):
     def run_via_runner_api(
         self, pipeline_proto: beam_runner_api_pb2.Pipeline, options: PipelineOptions
     ) -> object:
+        for environment in pipeline_proto.components.environments.values():
+            if environment.urn == python_urns.SUBPROCESS_SDK:
+                environment.payload = local_worker.command().encode()
         self._proto, self._run_options = pipeline_proto, options
         return super().run_via_runner_api(pipeline_proto, options)
 
@@ -167,25 +241,3 @@ class _RepeatingRunner(FnApiRunner):
         if self._proto is None or self._run_options is None:
             return None
         return super().run_via_runner_api(self._proto, self._run_options)
-
-
-_STAGE_ERROR = re.compile(
-    rf"{re.escape(errors.__name__)}\.(ConfigError|RunError): (.*?)(?: \[while running|\n\n|\Z)",
-    re.S,
-)
-
-
-def failure(error: Exception) -> ConfigError | RunError:
-    """What a failed job tells its user, found in the text that the runner made of a stage's error.
-
-    Runners pass errors on as text with tracebacks; ours are one line and name their class.
-    """
-    text = str(error)
-    found = _STAGE_ERROR.findall(text)
-    if found:
-        kind, message = found[-1]
-        line = " ".join(message.split())
-        return ConfigError(line) if kind == "ConfigError" else RunError(line)
-    lines = [line.strip() for line in text.splitlines() if line.strip()]
-    last = lines[-1] if lines else type(error).__name__
-    return RunError(f"the job failed: {last}")

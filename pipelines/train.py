@@ -1,4 +1,4 @@
-"""`python -m pipelines.train`: trains a policy, from the first round or from where a run stopped."""
+"""`python -m pipelines.train`: trains a policy, from the start or from where a run stopped."""
 
 from __future__ import annotations
 

@@ -5,45 +5,62 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
-import signal
+import re
+import shlex
 import sys
-import threading
+import tempfile
 import time
+import traceback
 from collections.abc import Iterator, Mapping, Sequence
-from types import FrameType
 from typing import Any
 
-import gymnasium as gym
-
 from pipelines.algorithm import Algorithm
+from pipelines.interrupts import EXIT_INTERRUPTED, ending_on_signals
 from pipelines.options import CommandLine, parse, print_help
+from pipelines.report.progress import printable
 from pipelines.report.tensorboard import write_events
 from pipelines.report.terminal import TrainingView, make_view
-from policies.config import AlgorithmConfig, config_sha256
+from pipelines.stage_errors import StageError
+from pipelines.training_result import write_result
+from policies.config import AlgorithmConfig
 from policies.config_loading import config_yaml, load_config
+from policies.envs import resolve
 from policies.errors import ConfigError, RunError
 from policies.learners.learner import learner_named
 from policies.round_results import process_started
-from policies.run_directory import RESULT, VERSIONS, RunDirectory
+from policies.run_directory import RunDirectory
 from policies.stages import on_stage
 from policies.stopping import MAX_SECONDS
+from policies.stored_run import read_stored_run, refuse_changes
 
 DEFAULT_MAX_ENV_STEPS = 1_000_000
-DEFAULT_ALGO = "ppo"
-EXIT_FAILED, EXIT_WRONG, EXIT_INTERRUPTED = 1, 2, 130
+EXIT_FAILED, EXIT_WRONG = 1, 2
+ERROR_FILE = "error.txt"
+_STOPS = ("stop_return", "max_env_steps", "max_rounds", "max_seconds")
+_EVENTS_EVERY_S = 15.0
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Runs the command; returns its exit code. Errors are one line on standard error."""
     try:
         run(argv)
+        sys.stdout.flush()
+        return 0
     except ConfigError as error:
-        print(f"error: {error}", file=sys.stderr)
+        _say("error", error)
         return EXIT_WRONG
     except RunError as error:
-        print(f"failed: {error}", file=sys.stderr)
+        _say("failed", error)
         return EXIT_FAILED
-    return 0
+    except KeyboardInterrupt:
+        return EXIT_INTERRUPTED
+    except BrokenPipeError:
+        # The reader of --print_config has seen enough; what is left must not be flushed at exit.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return EXIT_FAILED
+    except Exception as error:
+        _say("failed", _unexpected(error, None))
+        return EXIT_FAILED
 
 
 def run(argv: Sequence[str] | None = None) -> dict[str, Any]:
@@ -59,58 +76,85 @@ def run(argv: Sequence[str] | None = None) -> dict[str, Any]:
         ConfigError: The command line or the configuration is wrong.
         RunError: The run failed; its last good version stays.
     """
-    words = list(sys.argv[1:] if argv is None else argv)
-    if "--help" in words or "-h" in words:
+    # Of a process that exists for this command, the time that its imports took counts.
+    started = process_started() if argv is None else time.time()
+    command = parse(sys.argv[1:] if argv is None else argv)
+    if command is None:
         print_help()
         return {}
-    command = parse(words)
     if not command.runner.in_process:
         logging.basicConfig(level=logging.WARNING, force=True)
-    directory = RunDirectory(command.flags.run_dir or _free_folder(command))
-    going_on = command.flags.resume and directory.exists()
-    settings = _given_settings(command)
-    if not going_on:
-        settings = with_default_stops(settings, _config(command, settings))
-    if command.flags.print_config:
-        print(config_yaml(_resolved(directory, command, settings, going_on)), end="")
+    flags = command.flags
+    if flags.resume and flags.run_dir is None:
+        raise ConfigError("--resume needs the run to go on with: --run_dir=FOLDER")
+    directory = None if flags.run_dir is None else RunDirectory(flags.run_dir)
+    stored = directory if flags.resume and directory is not None and directory.exists() else None
+    config = _config(command)
+    settings = config.model_dump(mode="json", exclude_unset=True)
+    if stored is None:
+        settings = with_default_stops(settings, config)
+    if flags.print_config:
+        print(config_yaml(_resolved(command, settings, stored)), end="")
         return {}
-    if not going_on:
-        _refuse_used_folder(directory, command.flags.resume)
-    with make_view(command.flags.quiet) as view:
-        return _train(command, directory, settings, view)
+    if directory is not None:
+        return _train(command, directory, settings, started)
+    with _free_folder(config.env) as folder:
+        return _train(command, RunDirectory(folder), settings, started)
 
 
 def with_default_stops(settings: Mapping[str, Any], config: AlgorithmConfig) -> dict[str, Any]:
-    """Adds stop conditions where none is given: the environment's own target, and a limit."""
-    stops = (config.stop_return, config.max_env_steps, config.max_rounds, config.max_seconds)
-    if any(stop is not None for stop in stops):
+    """Adds stop conditions where none is given: the environment's own target, and a limit.
+
+    Args:
+        settings: What the user set; a condition set to null stays so.
+        config: The same as a config.
+    """
+    if any(getattr(config, name) is not None for name in _STOPS):
         return dict(settings)
-    spec = gym.registry.get(config.env)
-    target = None if spec is None or not config.evaluation_interval else spec.reward_threshold
-    added: dict[str, Any] = {"max_env_steps": DEFAULT_MAX_ENV_STEPS}
-    if target is not None:
-        added["stop_return"] = float(target)
-    return {**settings, **added}
+    spec = resolve(config.env).spec
+    defaults: dict[str, Any] = {"max_env_steps": DEFAULT_MAX_ENV_STEPS}
+    if spec is not None and spec.reward_threshold is not None and config.evaluation_interval:
+        defaults["stop_return"] = float(spec.reward_threshold)
+    return {**defaults, **settings}
 
 
 def _train(
-    command: CommandLine, directory: RunDirectory, settings: Mapping[str, Any], view: TrainingView
+    command: CommandLine, directory: RunDirectory, settings: Mapping[str, Any], started: float
 ) -> dict[str, Any]:
     flags = command.flags
-    algorithm = Algorithm(
-        settings,
-        algo=(flags.algo or DEFAULT_ALGO).lower(),
-        run_dir=directory.url,
-        resume=flags.resume,
-        runner=command.runner.name,
-        pipeline_flags=command.beam_flags,
-        allow_import=flags.allow_import or (),
-        notify=view.notice,
-    )
-    with algorithm, _ending_on_signals(algorithm, view):
-        started = algorithm.start().version
-        stop_listening = on_stage(view.stage)
+    with make_view(flags.quiet) as view:
+        try:
+            algorithm = Algorithm(
+                settings,
+                algo=command.algo,
+                run_dir=directory.url,
+                resume=flags.resume,
+                runner=command.runner.name,
+                pipeline_flags=command.beam_flags,
+                allow_import=flags.allow_import or (),
+                notify=view.notice,
+                started=started,
+            )
+            with algorithm:
+                return _run(algorithm, view, started)
+        except (ConfigError, RunError):
+            raise
+        except Exception as error:
+            raise _unexpected(error, directory) from error
+
+
+def _run(algorithm: Algorithm, view: TrainingView, started: float) -> dict[str, Any]:
+    events = _Events(algorithm)
+
+    def tidy() -> None:
+        algorithm.cancel()
+        events.write()
+        algorithm.close()
+
+    with ending_on_signals(view.close, tidy, lambda: _farewell(algorithm)):
+        events.first = algorithm.start().version
         view.start(*_opening(algorithm))
+        stop_listening = on_stage(view.stage)
         reason = algorithm.stop_reason()
         try:
             while reason is None:
@@ -118,17 +162,41 @@ def _train(
                 algorithm.train(algorithm.config.rounds_per_job)
                 for result in algorithm.results[shown:]:
                     view.round(result)
-                reason = algorithm.stop_reason() or _out_of_time(algorithm.config)
+                events.write_if_due()
+                reason = algorithm.stop_reason() or _out_of_time(algorithm.config, started)
         except RunError as error:
             raise _with_way_on(error, algorithm) from error
         finally:
             stop_listening()
-            with contextlib.suppress(RunError):  # it must not hide what went wrong before
-                write_events(directory.url, algorithm.results, from_version=started)
+            events.write()
         algorithm.prune()
-        result = _write_result(algorithm, reason)
+        result = write_result(algorithm, reason, started)
         view.finish(result)
     return result
+
+
+class _Events:
+    """Brings the TensorBoard events up to date, never in the way of what they report on."""
+
+    def __init__(self, algorithm: Algorithm) -> None:
+        self.first = 0
+        self._algorithm = algorithm
+        self._written, self._writing = time.monotonic(), False
+
+    def write_if_due(self) -> None:
+        """Writes, if the last time is some seconds ago."""
+        if time.monotonic() - self._written > _EVENTS_EVERY_S:
+            self.write()
+
+    def write(self) -> None:
+        """Writes, unless the run is another driver's by now."""
+        if self._writing:  # A signal has come in the middle of it.
+            return
+        self._writing = True
+        with contextlib.suppress(RunError):
+            self._algorithm.require_lock()
+            write_events(self._algorithm.run_dir, self._algorithm.results, from_version=self.first)
+        self._written, self._writing = time.monotonic(), False
 
 
 def _opening(
@@ -143,117 +211,76 @@ def _opening(
         "environments": f"{envs}, {config.rollout_fragment_length} steps a round",
         "start": f"round {algorithm.newest.version}",
     }
-    limits = {
-        name: getattr(config, name)
-        for name in ("stop_return", "max_env_steps", "max_rounds", "max_seconds")
-    }
+    limits = {name: getattr(config, name) for name in _STOPS}
     best = None
     if summary.best_version is not None and summary.best_mean is not None:
         best = summary.best_version, summary.best_mean
     return f"{algorithm.algo.upper()} on {config.env}", facts, limits, best
 
 
-def _write_result(algorithm: Algorithm, reason: str) -> dict[str, Any]:
-    newest, summary = algorithm.newest, algorithm.summary
-    result = {
-        "stop_reason": reason,
-        "env_steps": newest.manifest["env_steps"],
-        "rounds": newest.version,
-        "wall_seconds": time.time() - process_started(),
-        "best_version": summary.best_version,
-        "first_reached": summary.first_reached,
-        "evaluation": _evaluation(algorithm),
-        "config_sha256": config_sha256(algorithm.config),
-        "run_dir": algorithm.run_dir,
-    }
-    previous = _previous_result(algorithm)
-    reached, before = summary.first_reached, previous.get("first_reached")
-    if reached and before and reached["env_steps"] == before["env_steps"]:
-        # Only the command that made the round knows how long it took.
-        result["first_reached"] = before
-    if not algorithm.results and previous.keys() == result.keys():
-        result["wall_seconds"] = previous["wall_seconds"]
-    if result != previous:
-        algorithm.run.directory.write_json(RESULT, result)
-    return result
-
-
-def _evaluation(algorithm: Algorithm) -> dict[str, Any] | None:
-    """The evaluation that decided: the newest version's, or the latest one before it."""
-    evaluation = algorithm.newest.manifest["evaluation"] or algorithm.summary.evaluation
-    if evaluation is None:
-        return None
-    decided = evaluation.get("confirmation") or evaluation
-    return {key: decided[key] for key in ("mean", "std", "n", "lengths") if key in decided}
-
-
-def _previous_result(algorithm: Algorithm) -> dict[str, Any]:
-    try:
-        return algorithm.run.directory.read_json(RESULT)
-    except RunError:
-        return {}
-
-
-def _out_of_time(config: AlgorithmConfig) -> str | None:
+def _out_of_time(config: AlgorithmConfig, started: float) -> str | None:
     limit = config.max_seconds
-    return MAX_SECONDS if limit is not None and time.time() - process_started() >= limit else None
+    return MAX_SECONDS if limit is not None and time.time() - started >= limit else None
+
+
+# --- how it ends --------------------------------------------------------------------------------
+
+
+def _way_on(directory: RunDirectory) -> str:
+    return f"go on with --run_dir={shlex.quote(directory.url)} --resume"
+
+
+def _farewell(algorithm: Algorithm) -> str:
+    directory = algorithm.run.directory
+    newest = directory.newest_version()
+    return f"interrupted after round {newest.version if newest else 0}; {_way_on(directory)}"
 
 
 def _with_way_on(error: RunError, algorithm: Algorithm) -> RunError:
+    """The error with what can be done; one that nobody foresaw also with its traceback's file."""
     directory = algorithm.run.directory
+    if isinstance(error, StageError):
+        error = _unexpected(error, directory)
     try:
         newest = directory.newest_version()
     except RunError:
         return error
     if newest is None or directory.newest_good_version() != newest.version:
         return error  # It says what is damaged, and the way back.
-    return RunError(
-        f"{error} (version {newest.version} is kept: go on with --run_dir={directory.url} --resume)"
-    )
+    return RunError(f"{error} (version {newest.version} is kept: {_way_on(directory)})")
 
 
-@contextlib.contextmanager
-def _ending_on_signals(algorithm: Algorithm, view: TrainingView) -> Iterator[None]:
-    """Ends at once on Ctrl-C or SIGTERM: what is published stays, the rest is sampled again."""
-
-    def end(number: int, frame: FrameType | None) -> None:
-        view.close()
-        algorithm.close()
-        newest = algorithm.run.directory.newest_version()
-        print(
-            f"interrupted after round {newest.version if newest else 0}; go on with "
-            f"--run_dir={algorithm.run_dir} --resume",
-            file=sys.stderr,
-            flush=True,
-        )
-        # Not an exception: it would have to find its way through the runner's threads.
-        os._exit(EXIT_INTERRUPTED)
-
-    if threading.current_thread() is not threading.main_thread():
-        yield  # Python lets the main thread alone handle signals.
-        return
-    before = {name: signal.signal(name, end) for name in (signal.SIGINT, signal.SIGTERM)}
+def _unexpected(error: Exception, directory: RunDirectory | None) -> RunError:
+    """One line for an error that has none, and its traceback in a file."""
+    text = "".join(traceback.format_exception(error))
+    line = str(error)
+    if not isinstance(error, StageError):
+        line = f"internal error: {' '.join(f'{type(error).__name__}: {error}'.split())}"
     try:
-        yield
-    finally:
-        for name, handler in before.items():
-            signal.signal(name, handler)
+        if directory is not None and directory.exists():
+            directory.store.replace(ERROR_FILE, text.encode())
+            return RunError(f"{line}; the traceback is in {directory.store.url_of(ERROR_FILE)}")
+        with tempfile.NamedTemporaryFile(
+            "w", prefix="beamrl-error-", suffix=".txt", delete=False
+        ) as file:
+            file.write(text)
+        return RunError(f"{line}; the traceback is in {file.name}")
+    except (OSError, RunError):
+        return RunError(line)
+
+
+def _say(kind: str, error: Exception) -> None:
+    with contextlib.suppress(OSError, ValueError):
+        print(f"{kind}: {printable(str(error))}", file=sys.stderr, flush=True)
 
 
 # --- settings -----------------------------------------------------------------------------------
 
 
-def _given_settings(command: CommandLine) -> dict[str, Any]:
-    """Only what the user set, from the file, `--set` and flags."""
-    return _config(command, {}).model_dump(mode="json", exclude_unset=True)
-
-
-def _config(command: CommandLine, settings: Mapping[str, Any]) -> AlgorithmConfig:
-    config_class = learner_named((command.flags.algo or DEFAULT_ALGO).lower()).CONFIG
-    if settings:
-        return load_config(config_class, flags=settings)
+def _config(command: CommandLine) -> AlgorithmConfig:
+    """What the user set, from the file, `--set` and flags."""
     return load_config(
-        config_class,
+        command.config_class,
         file=command.flags.config,
         sets=command.flags.set or (),
         flags=command.settings(),
@@ -261,34 +288,36 @@ def _config(command: CommandLine, settings: Mapping[str, Any]) -> AlgorithmConfi
 
 
 def _resolved(
-    directory: RunDirectory, command: CommandLine, settings: Mapping[str, Any], going_on: bool
+    command: CommandLine, settings: Mapping[str, Any], stored: RunDirectory | None
 ) -> AlgorithmConfig:
-    if going_on:
-        from policies.stored_run import read_stored_run
+    """All settings, of a resumed run with its own beneath."""
+    if stored is None:
+        return load_config(command.config_class, flags=settings)
+    before = read_stored_run(stored)
+    config = load_config(learner_named(before.algo).CONFIG, base=before.settings, flags=settings)
+    refuse_changes(before.config(), config, stored.url)
+    return config
 
-        settings = {**read_stored_run(directory).settings, **settings}
-    return _config(command, settings)
 
-
-def _free_folder(command: CommandLine) -> str:
-    env = (command.flags.env or "CartPole-v1").replace("/", "-").replace(":", "-")
+@contextlib.contextmanager
+def _free_folder(env: str) -> Iterator[str]:
+    """A new folder below runs/, which goes again if nothing comes into it."""
+    name = re.sub(r"[^A-Za-z0-9._-]+", "-", env)
     for number in range(1, 1_000_000):
-        folder = os.path.join("runs", f"{env}-{number}")
-        if not os.path.exists(folder):
-            return folder
-    raise ConfigError("runs/ is full; choose a folder with --run_dir")
-
-
-def _refuse_used_folder(directory: RunDirectory, resume: bool) -> None:
-    if directory.exists():
-        raise ConfigError(
-            f"{directory.url} holds a run already; add --resume to go on with it, or choose another "
-            "--run_dir"
-        )
-    others = [name for name in directory.store.names("") if not name.startswith(".")]
-    # A driver that was killed before it had written config.json leaves just this.
-    if others and (others != [VERSIONS] or directory.version_numbers()):
-        raise ConfigError(
-            f"{directory.url} is not empty and holds no run ({others[0]}, ...); "
-            "choose another --run_dir"
-        )
+        folder = os.path.join("runs", f"{name}-{number}")
+        try:
+            os.makedirs(folder)
+            break
+        except FileExistsError:
+            continue
+        except OSError as error:
+            raise ConfigError(
+                f"cannot make {folder}: {error.strerror}; choose a folder with --run_dir"
+            ) from error
+    else:
+        raise ConfigError("runs/ is full; choose a folder with --run_dir")
+    try:
+        yield folder
+    finally:
+        with contextlib.suppress(OSError):
+            os.rmdir(folder)

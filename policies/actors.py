@@ -79,6 +79,7 @@ class TorchActor:
 
     def __init__(self, network: ActorCritic) -> None:
         self._network = network
+        self._parameter = next(network.parameters())
 
     def policy(self, obs: Any, state: State) -> tuple[Array, State]:
         """See `Actor`."""
@@ -99,7 +100,7 @@ class TorchActor:
             return to_numpy(inputs), to_numpy(values), next_arrays
 
     def _tensors(self, obs: Any, state: State) -> tuple[Any, tuple[torch.Tensor, ...]]:
-        device = next(self._network.parameters()).device
+        device = self._parameter.device
         return to_tensors(obs, device), tuple(to_tensors(x, device) for x in state)
 
 

@@ -141,6 +141,11 @@ class AlgorithmConfig(BaseModel):
         description="The policy acts in [-1, 1] and its actions are scaled to the bounds of a "
         "bounded continuous action space.",
     )
+    squash_actions: bool = Field(
+        False,
+        description="Samples continuous actions of bounded spaces through tanh, so that they stay "
+        "inside, instead of from a Gaussian that is clipped.",
+    )
     clip_actions: bool = Field(
         True,
         description="Continuous actions that are not scaled are clipped to the action space's "

@@ -7,6 +7,7 @@ gives the same bits.
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 
 import gymnasium as gym
 import numpy as np
@@ -21,7 +22,12 @@ from policies.spaces import flat_size, is_image
 HIDDEN_GAIN = math.sqrt(2.0)
 SMALLEST_IMAGE = 36
 
-_ACTIVATIONS: dict[str, type[nn.Module]] = {"tanh": nn.Tanh, "relu": nn.ReLU, "silu": nn.SiLU}
+# Functions, not modules: a module's call costs as much as tanh of a small batch.
+_ACTIVATIONS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
+    "tanh": torch.tanh,
+    "relu": torch.relu,
+    "silu": nn.functional.silu,
+}
 
 
 def orthogonal(
@@ -65,7 +71,7 @@ class MLPEncoder(nn.Module):
         for layer in self.layers:
             assert isinstance(layer, nn.Linear)
             initialize(layer, HIDDEN_GAIN, rng)
-        self.activation = _ACTIVATIONS[model.activation]()
+        self.activation = _ACTIVATIONS[model.activation]
         self.size = sizes[-1]
 
     def forward(self, obs: torch.Tensor) -> torch.Tensor:

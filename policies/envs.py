@@ -122,7 +122,7 @@ def make_env(ref: EnvRef, env_config: Mapping[str, Any] | None = None) -> gym.En
     source = resolve(ref)
     config = dict(env_config or {})
     try:
-        env = _construct(source, config)
+        env = construct(source, config)
     except Exception as error:
         raise construction_error(source, config, error) from error
     if not isinstance(env, gym.Env):
@@ -154,7 +154,8 @@ def construction_error(
     return RunError(line)
 
 
-def _construct(source: EnvSource, config: dict[str, Any]) -> Any:
+def construct(source: EnvSource, config: dict[str, Any]) -> Any:
+    """What a name makes of its arguments, unchecked; raises whatever its constructor does."""
     if source.spec is not None:
         with quiet_gymnasium():
             # Its checker only warns; our vector environments check every value themselves.

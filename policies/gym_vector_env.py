@@ -104,6 +104,9 @@ class GymVectorEnv:
         """Makes one step; see `VectorEnv.step`. All environments are stepped."""
         if self._obs is None:
             raise ValueError("step before the first reset")
+        if not self._fresh_arrays:
+            # An environment may write to its actions, which are the caller's to keep.
+            actions = copy_struct(self.action_space, actions)
         self._watchdog.enter(self.name)
         try:
             obs, rewards, terminateds, truncateds, infos = self._env.step(actions)
@@ -128,6 +131,7 @@ class GymVectorEnv:
         self, obs: Struct, rewards: Array, term: Array, trunc: Array, ended: Array, _: Infos
     ) -> StepResult:
         # The last observation is the one that is returned; it is never overwritten.
+        rewards[self._ended] = 0.0
         valid, self._ended = ~self._ended, ended
         return StepResult(obs, rewards, term, trunc, valid, obs)
 

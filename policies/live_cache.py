@@ -36,7 +36,7 @@ class LiveCache:
         """Removes and returns the oldest entry whose key starts with `first`, or None."""
         with self._lock:
             for key in self._entries:
-                if key[0] == first:
+                if key[:1] == (first,):
                     return self._entries.pop(key)
         return None
 

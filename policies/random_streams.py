@@ -11,7 +11,7 @@ numbers on one worker or on many, and after a crash.
 | EVALUATION | (version, env) |
 | CONFIRMATION | (version, env) |
 | RESET | (shard, env, episode number); (shard) for native vector environments |
-| ACTION_NOISE | (version, shard, env) |
+| ACTION_NOISE | (version, shard), a column for each env; (version, purpose, episode) to evaluate |
 | ROLLOUT | (env, episode number), for commands that only run a policy |
 """
 
@@ -85,6 +85,27 @@ def episode_id(run_id: str, version: int, shard: int, env: int, counter: int) ->
     name = struct.pack("<qqqq", version, shard, env, counter) + run_id.encode()
     digest = hashlib.blake2b(name, digest_size=8).digest()
     return int.from_bytes(digest, "little") & _INT64_MASK
+
+
+def episode_ids(
+    run_id: str, version: int, shard: int, envs: np.ndarray, counters: np.ndarray
+) -> np.ndarray:
+    """`episode_id` of many episodes of one version and shard.
+
+    Args:
+        run_id, version, shard: As there.
+        envs: int64 [n].
+        counters: int64 [n].
+
+    Returns:
+        int64 [n].
+    """
+    pack, run = struct.Struct("<qqqq").pack, run_id.encode()
+    digests = [
+        hashlib.blake2b(pack(version, shard, env, counter) + run, digest_size=8).digest()
+        for env, counter in zip(envs.tolist(), counters.tolist(), strict=True)
+    ]
+    return np.frombuffer(b"".join(digests), "<i8").astype(np.int64) & _INT64_MASK
 
 
 def _seed_sequence(seed: int, purpose: Purpose, key: tuple[int, ...]) -> np.random.SeedSequence:

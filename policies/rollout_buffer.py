@@ -1,123 +1,132 @@
-"""Steps of several environments, recorded per vector step and returned per environment.
+"""Steps of several environments: recorded as they happen, read by environment.
 
-Rows are written time-major ([steps, envs, ...], the order in which they happen) and come out
-environment-major, so that the consecutive rows of one episode are one fragment.
+Recording keeps references only: a step's arrays belong to whoever asked for it, and nobody writes
+to them later. Reading puts the rows of one environment next to each other, so that consecutive rows
+of one episode are one fragment.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
 
 import numpy as np
 
-# Separates the parts of a leaf's name; a control character, so that no key of a Dict space clashes.
-_PART = "\x1f"
+from policies.recurrent_state import State
+from policies.sample_batch import ACTIONS, NEW_OBS, OBS, REWARDS, TERMINATEDS, TRUNCATEDS, state_in
+from policies.vector_envs import StepResult
+
+Struct = Any
+
+
+class RecordedStep(NamedTuple):
+    """One vector step: what was acted on, how, and what came of it.
+
+    Attributes:
+        obs: Struct [num_envs, ...].
+        state: Recurrent state before the step, arrays [num_envs, ...].
+        actions: The policy's actions, struct [num_envs, ...].
+        extras: Further outputs of the policy, arrays [num_envs, ...].
+        result: What the environments returned.
+    """
+
+    obs: Struct
+    state: State
+    actions: Struct
+    extras: Mapping[str, np.ndarray]
+    result: StepResult
 
 
 class RolloutBuffer:
-    """Growing time-major storage of named arrays, with a mask of the rows that count.
+    """The vector steps of one round.
 
     Args:
         num_envs: Environments stepped side by side.
-        capacity: Vector steps to allocate at first; doubled when full.
-
-    Example:
-        >>> buffer = RolloutBuffer(num_envs=2, capacity=4)
-        >>> buffer.append({"rewards": np.array([1.0, 2.0])}, np.array([True, False]))
-        >>> buffer.columns()["rewards"].tolist()
-        [1.0]
     """
 
-    def __init__(self, num_envs: int, capacity: int) -> None:
+    def __init__(self, num_envs: int) -> None:
         self._num_envs = num_envs
-        self.capacity = max(1, capacity)
-        self._arrays: dict[str, np.ndarray] = {}
-        self._valid = np.zeros((self.capacity, num_envs), np.bool_)
-        self.steps = 0
+        self._steps: list[RecordedStep] = []
 
-    def append(self, values: dict[str, np.ndarray], valid: np.ndarray | None) -> None:
-        """Records one vector step; `valid` marks the environments whose row is a transition.
+    def __len__(self) -> int:
+        """Vector steps."""
+        return len(self._steps)
 
-        The first call fixes the names, shapes ([num_envs, ...]) and dtypes.
+    def append(self, step: RecordedStep) -> None:
+        """Records one vector step."""
+        self._steps.append(step)
+
+    def made(self) -> np.ndarray:
+        """Where transitions were made: bool [num_envs, steps]."""
+        return np.array([step.result.valid for step in self._steps]).T.copy()
+
+    def columns(
+        self, rows: np.ndarray, ends: Sequence[tuple[int, np.ndarray]]
+    ) -> dict[str, Struct]:
+        """The chosen rows of everything that was recorded.
+
+        Args:
+            rows: int64 [n], vector step * num_envs + environment.
+            ends: (vector step, environments whose episode ended in it): `new_obs` is the result's
+                `final_obs` there, and the observation of the next step elsewhere.
+
+        Returns:
+            Column name to fresh struct [n, ...].
         """
-        if not self._arrays:
-            self._allocate(values)
-        if self.steps == self.capacity:
-            self._grow()
-        step, arrays = self.steps, self._arrays
-        for name, value in values.items():
-            arrays[name][step] = value
-        self._valid[step] = True if valid is None else valid
-        self.steps = step + 1
+        recorded = self._steps
+        columns: dict[str, Struct] = {}
+        columns[OBS], columns[NEW_OBS] = self._observations(rows, ends)
+        columns[ACTIONS] = _take([step.actions for step in recorded], rows)
+        for name in (REWARDS, TERMINATEDS, TRUNCATEDS):
+            columns[name] = _take([getattr(step.result, name) for step in recorded], rows)
+        for name in recorded[0].extras:
+            columns[name] = _take([step.extras[name] for step in recorded], rows)
+        for index in range(len(recorded[0].state)):
+            columns[state_in(index)] = _take([step.state[index] for step in recorded], rows)
+        return columns
 
-    def overwrite(self, name: str, rows: np.ndarray, values: np.ndarray) -> None:
-        """Replaces column `name` of the newest step for the environments in the mask `rows`."""
-        self._arrays[name][self.steps - 1][rows] = values[rows]
-
-    def mark_last(self, name: str, envs: np.ndarray) -> None:
-        """Sets a bool column to True in the last counted row of the environments in a mask."""
-        valid = self._valid[: self.steps]
-        last = self.steps - 1 - np.argmax(valid[::-1], axis=0)
-        chosen = np.flatnonzero(envs & valid.any(axis=0))
-        self._arrays[name][last[chosen], chosen] = True
-
-    def discard(self, env: int, since_step: int) -> int:
-        """Drops the rows of one environment from a vector step on; returns how many counted."""
-        dropped = int(self._valid[since_step : self.steps, env].sum())
-        self._valid[since_step : self.steps, env] = False
-        return dropped
-
-    def columns(self) -> dict[str, np.ndarray]:
-        """The recorded rows as contiguous arrays [n, ...], ordered by (environment, step)."""
-        valid = self._valid[: self.steps].T
-        whole = bool(valid.all())
-        result = {}
-        for name, array in self._arrays.items():
-            by_env = array[: self.steps].swapaxes(0, 1)
-            if whole:
-                shape = (self.steps * self._num_envs, *array.shape[2:])
-                result[name] = np.ascontiguousarray(by_env).reshape(shape)
-            else:
-                result[name] = by_env[valid]
-        return result
-
-    def env_index(self) -> np.ndarray:
-        """Environment of each row of `columns()`: int32 [n]."""
-        counts = self._valid[: self.steps].sum(axis=0)
-        return np.repeat(np.arange(self._num_envs, dtype=np.int32), counts)
-
-    def _allocate(self, values: dict[str, np.ndarray]) -> None:
-        for name, value in values.items():
-            self._arrays[name] = np.empty((self.capacity, *value.shape), value.dtype)
-
-    def _grow(self) -> None:
-        for name, array in self._arrays.items():
-            self._arrays[name] = np.concatenate([array, np.empty_like(array)])
-        self._valid = np.concatenate([self._valid, np.zeros_like(self._valid)])
-        self.capacity *= 2
+    def _observations(
+        self, rows: np.ndarray, ends: Sequence[tuple[int, np.ndarray]]
+    ) -> tuple[Struct, Struct]:
+        recorded = self._steps
+        table = _join([*(step.obs for step in recorded), recorded[-1].result.obs])
+        obs = _map(lambda leaf: leaf.take(rows, axis=0), table)
+        for step, envs in ends:
+            result = recorded[step].result
+            if result.final_obs is not result.obs:
+                _overwrite(table, (step + 1) * self._num_envs + envs, result.final_obs, envs)
+        return obs, _map(lambda leaf: leaf.take(rows + self._num_envs, axis=0), table)
 
 
-def struct_columns(name: str, struct: object) -> dict[str, np.ndarray]:
-    """Flattens a batched struct into named leaves; a plain array keeps the name `name`."""
+def _take(steps: Sequence[Struct], rows: np.ndarray) -> Struct:
+    return _map(lambda leaf: leaf.take(rows, axis=0), _join(steps))
+
+
+def _join(steps: Sequence[Struct]) -> Struct:
+    """Structs [num_envs, ...] one after the other: [steps * num_envs, ...] in C order."""
+    first = steps[0]
+    if isinstance(first, dict):
+        return {key: _join([step[key] for step in steps]) for key in first}
+    if isinstance(first, tuple):
+        return tuple(_join([step[index] for step in steps]) for index in range(len(first)))
+    joined = np.empty((len(steps) * len(first), *first.shape[1:]), first.dtype)
+    return np.concatenate(steps, out=joined)
+
+
+def _map(function: Any, struct: Struct) -> Struct:
     if isinstance(struct, dict):
-        items: Sequence[tuple[object, object]] = [(key, struct[key]) for key in sorted(struct)]
-    elif isinstance(struct, tuple):
-        items = list(enumerate(struct))
+        return {key: _map(function, part) for key, part in struct.items()}
+    if isinstance(struct, tuple):
+        return tuple(_map(function, part) for part in struct)
+    return function(struct)
+
+
+def _overwrite(table: Struct, rows: np.ndarray, values: Struct, envs: np.ndarray) -> None:
+    if isinstance(table, dict):
+        for key in table:
+            _overwrite(table[key], rows, values[key], envs)
+    elif isinstance(table, tuple):
+        for part, value in zip(table, values, strict=True):
+            _overwrite(part, rows, value, envs)
     else:
-        return {name: np.asarray(struct)}
-    leaves: dict[str, np.ndarray] = {}
-    for key, value in items:
-        leaves.update(struct_columns(f"{name}{_PART}{key}", value))
-    return leaves
-
-
-def struct_from_columns(name: str, like: object, columns: dict[str, np.ndarray]) -> object:
-    """The inverse of `struct_columns`, shaped like the struct `like`."""
-    if isinstance(like, dict):
-        return {key: struct_from_columns(f"{name}{_PART}{key}", like[key], columns) for key in like}
-    if isinstance(like, tuple):
-        return tuple(
-            struct_from_columns(f"{name}{_PART}{index}", value, columns)
-            for index, value in enumerate(like)
-        )
-    return columns[name]
+        table[rows] = values[envs]

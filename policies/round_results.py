@@ -72,8 +72,13 @@ class RunSummary:
     first_reached: dict[str, float | None] | None = None
     evaluation: dict[str, Any] | None = field(default=None)
 
-    def add(self, version: int, env_steps: int, evaluation: Mapping[str, Any] | None,
-            seconds: float | None) -> bool:
+    def add(
+        self,
+        version: int,
+        env_steps: int,
+        evaluation: Mapping[str, Any] | None,
+        seconds: float | None,
+    ) -> bool:
         """Takes in a round's evaluation; returns whether it is a new best."""
         if evaluation is None or evaluation.get("mean") is None:
             return False

@@ -331,6 +331,8 @@ class RunDirectory:
                 name = f"{VERSIONS}/{version:08d}/{MANIFEST}"
                 self.store.remove(name)
                 removed.append(self.store.url_of(name))
+            except RunError as error:
+                raise self._with_way_out(error) from error
         return removed
 
     def _descending(self) -> Iterator[int]:

@@ -7,11 +7,14 @@ form: data only, no pickle. The `kind` in the schema metadata tells the two apar
 from __future__ import annotations
 
 import hashlib
+import json
 import math
 from collections.abc import Mapping
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from policies.batch_kinds import FILTER_DELTAS, SNAPSHOTS
 from policies.errors import RunError
@@ -62,31 +65,43 @@ def batch_to_arrays(batch: pa.RecordBatch | pa.Table, shard: int) -> dict[str, n
     """Unpacks the arrays of one shard: fresh, writable copies in name order.
 
     Raises:
-        RunError: A row does not describe a plain array (the table may come from a file).
+        RunError: A row does not describe a plain array (the table may come from a file), or two
+            have one name.
     """
-    rows = [row for row in batch.to_pylist() if row["shard"] == shard]
-    return {row["name"]: _array(row) for row in sorted(rows, key=lambda row: row["name"])}
+    try:
+        rows = batch.filter(pc.equal(batch.column("shard"), shard)).to_pylist()
+    except (KeyError, pa.ArrowException) as error:
+        raise RunError(f"saved state: not a table of arrays: {error}") from error
+    arrays = dict(sorted((_array(row) for row in rows), key=lambda item: item[0]))
+    if len(arrays) != len(rows):
+        raise RunError(f"saved state: shard {shard} has two arrays of one name")
+    return arrays
 
 
-def _array(row: Mapping[str, object]) -> np.ndarray:
+def _array(row: Mapping[str, Any]) -> tuple[str, np.ndarray]:
+    name = row.get("name")
     try:
         dtype = np.dtype(str(row["dtype"]))
-        shape = tuple(int(size) for size in row["shape"])  # type: ignore[attr-defined]
-        data = bytes(row["bytes"])  # type: ignore[call-overload]
-    except (TypeError, ValueError) as error:
-        raise RunError(f"saved state: array {row.get('name')!r} is damaged: {error}") from error
+        shape = tuple(int(size) for size in row["shape"])
+        data = bytes(row["bytes"])
+    except (KeyError, TypeError, ValueError) as error:
+        raise RunError(f"saved state: array {name!r} is damaged: {error}") from error
+    if not isinstance(name, str):
+        raise RunError("saved state: an array has no name")
     if dtype.kind not in _PLAIN_KINDS or min(shape, default=0) < 0:
-        raise RunError(f"saved state: array {row['name']!r} has dtype {dtype}, shape {shape}")
+        raise RunError(f"saved state: array {name!r} has dtype {dtype}, shape {shape}")
     if len(data) != math.prod(shape) * dtype.itemsize:
-        raise RunError(f"saved state: array {row['name']!r} has {len(data)} bytes for {shape}")
-    return np.frombuffer(data, dtype=dtype).reshape(shape).copy()
+        raise RunError(
+            f"saved state: array {name!r} has {len(data)} bytes for {dtype} of shape {shape}"
+        )
+    return name, np.frombuffer(data, dtype=dtype).reshape(shape).copy()
 
 
 def snapshot_sha256(batch: pa.RecordBatch) -> str:
     """Hash of one shard's arrays: equal arrays, equal hash, whatever Arrow's framing does."""
     digest = hashlib.sha256()
     for row in batch.to_pylist():
-        header = f"{row['shard']}|{row['name']}|{row['dtype']}|{row['shape']}|{len(row['bytes'])}|"
-        digest.update(header.encode())
+        header = [row["shard"], row["name"], row["dtype"], row["shape"], len(row["bytes"])]
+        digest.update(json.dumps(header).encode())
         digest.update(row["bytes"])
     return digest.hexdigest()

@@ -29,11 +29,10 @@ def stop_reason(
             return target needs both means, since the best of many short evaluations is too high.
         config: Holds the stop conditions.
     """
-    if config.stop_return is not None and evaluation is not None:
-        confirmation = evaluation.get("confirmation")
-        if confirmation is not None and reaches(evaluation, config.stop_return):
-            if reaches(confirmation, config.stop_return):
-                return STOP_RETURN
+    first = evaluation or {}
+    second = first.get("confirmation") or {}
+    if reaches(first, config.stop_return) and reaches(second, config.stop_return):
+        return STOP_RETURN
     if config.max_env_steps is not None and env_steps >= config.max_env_steps:
         return MAX_ENV_STEPS
     if config.max_rounds is not None and version >= config.max_rounds:

@@ -7,18 +7,21 @@ effect only when the command line or the caller allows its module.
 from __future__ import annotations
 
 import importlib.metadata
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 import gymnasium as gym
 
 from policies.config import RESUMABLE_KEYS, AlgorithmConfig, config_dict, diff
+from policies.config_loading import load_config
+from policies.env_setup import check_env
 from policies.errors import ConfigError, RunError
-from policies.learners.learner import learner_named
+from policies.learners.learner import learner_named, policy_for
 from policies.manifest import canonical_json
 from policies.run_directory import CONFIG, MANIFEST, VERSIONS, RunDirectory, VersionInfo
 from policies.spaces import space_from_json, space_to_json
+from policies.training_run import TrainingRun
 from policies.version_files import read_verified
 
 SCHEMA_VERSION = 1
@@ -50,8 +53,6 @@ class StoredRun:
         Raises:
             ConfigError: They do not fit this program's learner.
         """
-        from policies.config_loading import load_config
-
         return load_config(learner_named(self.algo).CONFIG, flags=self.settings)
 
 
@@ -74,6 +75,63 @@ def stored_run(
         "env_state": env_state,
         "packages": {name: importlib.metadata.version(name) for name in _PACKAGES},
     }
+
+
+def create_run(
+    directory: RunDirectory, config: AlgorithmConfig, algo: str, notify: Callable[[str], None]
+) -> TrainingRun:
+    """Starts a run: looks at its environment and writes its `config.json`.
+
+    Args:
+        directory: Where.
+        config: Its settings.
+        algo: Name of the learner.
+        notify: Gets what there is to know about the environment, a line each.
+
+    Raises:
+        ConfigError: The settings or the environment are wrong, or there is a run already.
+    """
+    facts = check_env(config)
+    spaces = facts.observation_space, facts.action_space
+    for line in facts.warnings:
+        notify(line)
+    policy_for(config, *spaces)
+    RunDirectory.create(directory.url, stored_run(algo, config, *spaces, facts.env_state))
+    return TrainingRun.of(directory.url, algo, config, *spaces, facts.env_state)
+
+
+def open_run(
+    directory: RunDirectory, given: Mapping[str, Any], allowed: Collection[str]
+) -> tuple[AlgorithmConfig, TrainingRun]:
+    """The run that a directory holds.
+
+    Args:
+        directory: Of the run.
+        given: Settings from the command line or the caller.
+        allowed: Modules from `--allow_import`.
+
+    Returns:
+        Its settings with the given ones on top, and the run with these.
+
+    Raises:
+        ConfigError: The given settings change more than a resume may, or code is not allowed.
+        RunError: The run's `config.json` is damaged.
+    """
+    stored = read_stored_run(directory)
+    require_allowed(stored.settings, given, allowed, directory.url)
+    before = stored.config()
+    after = load_config(type(before), flags=_merged(config_dict(before), given))
+    refuse_changes(before, after, directory.url)
+    spaces = stored.observation_space, stored.action_space
+    return after, TrainingRun.of(directory.url, stored.algo, after, *spaces, stored.env_state)
+
+
+def _merged(under: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
+    merged = dict(under)
+    for key, value in over.items():
+        both = isinstance(value, Mapping) and isinstance(merged.get(key), Mapping)
+        merged[key] = _merged(merged[key], value) if both else value
+    return merged
 
 
 def read_stored_run(directory: RunDirectory) -> StoredRun:

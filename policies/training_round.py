@@ -22,7 +22,7 @@ from policies.episode_metrics import EpisodeMetrics
 from policies.errors import RunError
 from policies.evaluation import evaluate
 from policies.filters import MeanStd
-from policies.learners.learner import LearnerState
+from policies.learners.learner import LearnerState, learner_threads
 from policies.manifest import FileRecord, canonical_json
 from policies.random_streams import Purpose
 from policies.run_directory import TIMINGS, VersionInfo
@@ -94,7 +94,8 @@ def collect(run: TrainingRun, path: str, shard: int) -> list[pa.RecordBatch]:
     weights = info.file("weights")
     policy = run.take_policy(info.version, weights)
     runner = run.take_runner(info, shard)
-    rollout = runner.sample(policy, info.version)
+    with learner_threads(run.config.learner_threads):
+        rollout = runner.sample(policy, info.version)
     state = runner.get_state()
     run.keep_policy(policy, weights)
     run.keep_runner(runner, snapshots.snapshot_sha256(state))
@@ -218,12 +219,13 @@ def evaluate_draft(run: TrainingRun, draft: VersionDraft) -> VersionDraft:
     started = time.perf_counter()
     weights = _record(draft.facts, "weights")
     policy = run.take_policy(draft.version, weights)
-    result = evaluate(policy, config, draft.version, config.evaluation_episodes)
-    evaluated_at = time.time()
-    if reaches(result, config.stop_return):
-        result["confirmation"] = evaluate(
-            policy, config, draft.version, config.confirmation_episodes, Purpose.CONFIRMATION
-        )
+    with learner_threads(config.learner_threads):
+        result = evaluate(policy, config, draft.version, config.evaluation_episodes)
+        evaluated_at = time.time()
+        if reaches(result, config.stop_return):
+            result["confirmation"] = evaluate(
+                policy, config, draft.version, config.confirmation_episodes, Purpose.CONFIRMATION
+            )
     run.keep_policy(policy, weights)
     seconds = {"evaluate": time.perf_counter() - started, "evaluated_at": evaluated_at}
     return replace(

@@ -15,16 +15,10 @@ from typing import Any, cast
 import gymnasium as gym
 
 from policies.config import RESUMABLE_KEYS, AlgorithmConfig, config_dict, config_sha256
-from policies.env_setup import vector_env_for
 from policies.env_runner import EnvRunner, RunnerSettings
+from policies.env_setup import vector_env_for
 from policies.errors import RunError
-from policies.learners.learner import (
-    Learner,
-    LearnerState,
-    learner_named,
-    policy_for,
-    use_threads,
-)
+from policies.learners.learner import Learner, LearnerState, learner_named, policy_for
 from policies.live_cache import LiveCache
 from policies.manifest import FileRecord
 from policies.policy import Policy
@@ -126,9 +120,7 @@ class TrainingRun:
     def save_learner(self, version: int, state: LearnerState) -> dict[str, Any]:
         """Writes a learner's state as the files of `version`: its part of the manifest."""
         weights = self.directory.write_arrays(version, "weights", state.policy.get_weights())
-        optimizer = self.directory.write_arrays(
-            version, "optimizer", state.optimizer.to_arrays()
-        )
+        optimizer = self.directory.write_arrays(version, "optimizer", state.optimizer.to_arrays())
         _LEARNERS.put(state, self.live_key, weights.sha256, optimizer.sha256)
         return {
             "files": [weights, optimizer],
@@ -162,7 +154,6 @@ class TrainingRun:
 
     def take_policy(self, version: int, weights: FileRecord) -> Policy:
         """A policy that acts with a weights file; give it back with `keep_policy`."""
-        use_threads(self.config.learner_threads)
         policy = cast("Policy | None", _POLICIES.take(self.live_key, weights.sha256))
         if policy is None:
             # An idle one with other weights saves building a network only to overwrite it.
@@ -200,7 +191,7 @@ class TrainingRun:
     def _new_runner(self, shard: int, version: int) -> EnvRunner:
         config = self.config
         fresh = self.env_state == "reset"
-        # Environments made anew each round count their episodes from 0: the version tells them apart.
+        # Environments made anew each round count episodes from 0: the version tells them apart.
         key = (shard, version) if fresh else (shard,)
         env = vector_env_for(
             config,

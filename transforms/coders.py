@@ -13,6 +13,9 @@ from apache_beam import coders
 
 from policies.arrow_columns import compact
 
+KeyedBatch = tuple[str, pa.RecordBatch]
+"""A batch and the path of the version that sampled it, which stands for its round."""
+
 
 class RecordBatchCoder(coders.Coder):
     """Encodes a record batch with its schema and metadata; decoding does not copy.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Any
 
 import apache_beam as beam
 from apache_beam.transforms.window import TimestampedValue
@@ -17,8 +18,9 @@ class PublishVersion(beam.PTransform):
     Args:
         run: The run.
 
-    Input: `VersionDraft`. Output: paths of versions, one for each draft, stamped with the version:
-    the logical time of the round that samples with it.
+    Input: `VersionDraft`, in windows of rounds. Output: paths of versions, one for each draft,
+    stamped with the next round. Also a path that is only passed on moves to a window of its own:
+    it would be late in the one that has just closed.
     """
 
     def __init__(self, run: TrainingRun) -> None:
@@ -33,5 +35,7 @@ class _Publish(beam.DoFn):
     def __init__(self, run: TrainingRun) -> None:
         self._run = run
 
-    def process(self, draft: VersionDraft) -> Iterator[str]:
-        yield TimestampedValue(publish(self._run, draft), draft.version)
+    def process(
+        self, draft: VersionDraft, window: Any = beam.DoFn.WindowParam
+    ) -> Iterator[TimestampedValue[str]]:
+        yield TimestampedValue(publish(self._run, draft), window.end)

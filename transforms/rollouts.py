@@ -5,14 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import apache_beam as beam
-import pyarrow as pa
 
 from policies.training_round import collect, shards_to_collect
 from policies.training_run import TrainingRun
-from transforms import coders  # registers the coder of record batches
+from transforms.coders import KeyedBatch
 
 Ticket = tuple[str, int]
-KeyedBatch = tuple[str, pa.RecordBatch]
 
 
 class CollectRollouts(beam.PTransform):
@@ -38,9 +36,9 @@ class CollectRollouts(beam.PTransform):
         self.shards = shards
 
     def expand(self, paths: beam.PCollection[str]) -> beam.PCollection[KeyedBatch]:
-        tickets = paths | "IssueTickets" >> beam.ParDo(
-            _IssueTickets(self.run)
-        ).with_output_types(Ticket)
+        tickets = paths | "IssueTickets" >> beam.ParDo(_IssueTickets(self.run)).with_output_types(
+            Ticket
+        )
         if self.shards > 1:
             tickets |= "SpreadShards" >> beam.Reshuffle()
         return tickets | "Sample" >> beam.ParDo(_Sample(self.run)).with_output_types(KeyedBatch)

@@ -3,9 +3,10 @@
     path of v -> CollectRollouts -> GroupByKey -> UpdatePolicy -> EvaluatePolicy -> PublishVersion
               -> path of v + 1 -> CollectRollouts -> ...
 
-Logical time is the round: a path is stamped with its version, windows are one round wide, so one
-window is one learner call whatever a runner does with processing time. The path is the only thing
-that goes from round to round, along the edge of the graph: no side input has to be ready first.
+Logical time is the round: a path is stamped with the round that reads it, windows are one round
+wide, so one window is one learner call whatever a runner does with processing time. The path is the
+only thing that goes from round to round, along the edge of the graph: no side input has to be ready
+first.
 """
 
 from __future__ import annotations
@@ -85,7 +86,7 @@ class _NewestVersion(beam.DoFn):
     def __init__(self, url: str) -> None:
         self._url = url
 
-    def process(self, impulse: bytes) -> Iterator[str]:
+    def process(self, impulse: bytes) -> Iterator[TimestampedValue[str]]:
         newest = RunDirectory.open(self._url).newest_version()
         if newest is None:
             raise RunError(f"{self._url} has no version to start from")

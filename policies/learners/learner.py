@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import difflib
 import importlib
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any, Protocol, cast
 
@@ -102,6 +103,7 @@ def policy_for(
         observation_filter=config.observation_filter,
         normalize_actions=config.normalize_actions,
         clip_actions=config.clip_actions,
+        squash=config.squash_actions,
         actor=config.actor,
     )
 
@@ -110,3 +112,17 @@ def use_threads(threads: int) -> None:
     """Fixes torch's threads in a worker: small networks are far slower with several."""
     if torch.get_num_threads() != threads:
         torch.set_num_threads(threads)
+
+
+@contextmanager
+def learner_threads(threads: int) -> Iterator[None]:
+    """Torch computes with `threads` threads inside, on which the bits depend, and as before after.
+
+    A library user's process so keeps its own setting.
+    """
+    before = torch.get_num_threads()
+    use_threads(threads)
+    try:
+        yield
+    finally:
+        use_threads(before)

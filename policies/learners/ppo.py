@@ -6,20 +6,29 @@ terminated (no bootstrap), truncated (bootstrap from the true last observation) 
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Self
 
 import gymnasium as gym
 import numpy as np
 import torch
-from pydantic import Field
+from pydantic import Field, model_validator
+from torch.nn.functional import mse_loss
 
-from policies.actor_critic import map_tensors
-from policies.config import AlgorithmConfig
+from policies.config import AlgorithmConfig, Finite, PositiveFinite
 from policies.errors import RunError
 from policies.learners.adam import Adam
-from policies.learners.learner import LearnerState, policy_for, use_threads
-from policies.learners.minibatches import Minibatches, Rows, Sequences
+from policies.learners.learner import LearnerState, learner_threads, policy_for
+from policies.learners.minibatches import (
+    Minibatches,
+    Rows,
+    Sequences,
+    forward_all,
+    split_evenly,
+    take,
+    train_batches,
+)
 from policies.policy import Policy
 from policies.random_streams import Purpose, stream
 from policies.returns import explained_variance, generalized_advantages
@@ -43,38 +52,44 @@ class PPOConfig(AlgorithmConfig):
     """PPO's own settings; the defaults solve CartPole-v1."""
 
     lr: ScheduleSpec = Field(
-        [[0, 2e-3], [100_000, 0.0]],
+        2e-3,
         description="Learning rate of Adam: a number, or [[env_steps, value], ...] in between.",
     )
-    gamma: float = Field(0.98, ge=0, le=1, description="Discount per environment step.")
     gae_lambda: float = Field(
-        0.8, ge=0, le=1, description="GAE's lambda: 0 is one-step, 1 is Monte Carlo."
+        0.95, ge=0, le=1, description="GAE's lambda: 0 is one-step, 1 is Monte Carlo."
     )
     clip_param: ScheduleSpec = Field(
-        [[0, 0.2], [100_000, 0.0]],
+        0.2,
         description="Half-width of the ratio's clip: a number or [[env_steps, value], ...].",
     )
     num_epochs: int = Field(10, ge=1, description="Passes over each train batch.")
-    minibatch_size: int = Field(128, ge=1, description="Rows of one gradient step.")
+    minibatch_size: int = Field(256, ge=1, description="Rows of one gradient step.")
     entropy_coeff: ScheduleSpec = Field(
         0.0, description="Weight of the entropy bonus: a number or [[env_steps, value], ...]."
     )
-    vf_loss_coeff: float = Field(0.5, ge=0, description="Weight of the value loss.")
-    vf_clip_param: float | None = Field(
-        None, gt=0, description="Half-width of the value clip; none: not clipped."
+    vf_loss_coeff: Finite = Field(0.5, ge=0, description="Weight of the value loss.")
+    vf_clip_param: PositiveFinite | None = Field(
+        None, description="Half-width of the value clip; none: not clipped."
     )
-    kl_coeff: float = Field(
+    kl_coeff: Finite = Field(
         0.0, ge=0, description="First weight of the adaptive KL penalty; 0: no penalty."
     )
-    kl_target: float = Field(0.01, gt=0, description="KL (nats) the adaptive penalty aims at.")
-    target_kl: float | None = Field(
-        None, gt=0, description="Stops a round's epochs above 1.5 times this KL (nats)."
+    kl_target: PositiveFinite = Field(0.01, description="KL (nats) the adaptive penalty aims at.")
+    target_kl: PositiveFinite | None = Field(
+        None, description="Stops a round's epochs above 1.5 times this KL (nats)."
     )
     normalize_advantages: bool = Field(
         True, description="Shifts and scales a minibatch's advantages to mean 0 and std 1."
     )
-    grad_clip: float | None = Field(0.5, gt=0, description="Largest global gradient norm.")
-    adam_eps: float = Field(1e-5, gt=0, description="Epsilon of Adam.")
+    grad_clip: PositiveFinite | None = Field(0.5, description="Largest global gradient norm.")
+    adam_eps: PositiveFinite = Field(1e-5, description="Epsilon of Adam.")
+
+    @model_validator(mode="after")
+    def _not_negative(self) -> Self:
+        for name in ("lr", "clip_param", "entropy_coeff"):
+            if min(parse(getattr(self, name)).values) < 0:
+                raise ValueError(f"{name} must not be negative, got {getattr(self, name)}")
+        return self
 
 
 CONFIG = PPOConfig
@@ -90,6 +105,16 @@ def initial_state(
     return LearnerState(policy, optimizer, scalars={"kl_coeff": config.kl_coeff})
 
 
+@dataclass
+class Coefficients:
+    """What a round's schedules say: learning rate, clip, entropy and KL weights."""
+
+    lr: float
+    clip: float
+    entropy: float
+    kl: float
+
+
 def update(
     config: PPOConfig, state: LearnerState, batch: SampleBatch
 ) -> tuple[LearnerState, dict[str, float]]:
@@ -101,32 +126,31 @@ def update(
         batch: The round's rows, sorted by (shard, env, env_step).
 
     Returns:
-        The new state and statistics of the update.
+        The new state and statistics of the update; docs/ppo.md explains each.
 
     Raises:
-        RunError: The loss is not finite. Nothing of the new state may be used then.
+        RunError: There are no rows, or the loss or its gradient is not finite. Nothing of the state
+            may be used then.
     """
-    use_threads(config.learner_threads)
+    if not len(batch):
+        raise RunError(f"round {state.version + 1} has no rows to learn from")
     rng = stream(config.seed, Purpose.LEARNER, state.version)
-    coeffs = _Coefficients(
+    coeffs = Coefficients(
         lr=value_at(parse(config.lr), state.env_steps),
         clip=value_at(parse(config.clip_param), state.env_steps),
         entropy=value_at(parse(config.entropy_coeff), state.env_steps),
         kl=state.scalars["kl_coeff"],
     )
-    data = postprocess(config, state, batch)
-    epochs = 0
-    for rows in train_batches(data, config.train_batch_size):
-        epochs += _fit(config, state, data, rows, coeffs, rng)
-    stats = _diagnose(state, data, coeffs)
-    stats["epochs"] = float(epochs)
+    with learner_threads(config.learner_threads):
+        data = postprocess(config, state.policy, batch)
+        stats = _fit(config, state, data, coeffs, rng)
+        stats |= _diagnose(config, state.policy, data, coeffs)
+    if not all(math.isfinite(value) for value in stats.values()):
+        raise RunError(_not_finite(state, f"after its last epoch: {stats}"))
     state.scalars["kl_coeff"] = adapt_kl(coeffs.kl, stats["kl"], config.kl_target)
     state.version += 1
     state.env_steps += len(batch)
     return state, stats
-
-
-# --- 1. returns ---------------------------------------------------------------------------------
 
 
 @dataclass
@@ -155,44 +179,39 @@ class TrainData:
         return len(self.logp)
 
 
-def postprocess(config: PPOConfig, state: LearnerState, batch: SampleBatch) -> TrainData:
+def postprocess(config: PPOConfig, policy: Policy, batch: SampleBatch) -> TrainData:
     """Values, advantages and targets of every row, under the weights that acted."""
-    device = torch.device(config.learner_device)
-    policy, offsets = state.policy, batch.fragment_offsets()
-    terminateds, truncateds = batch[TERMINATEDS], batch[TRUNCATEDS]
+    device, network = torch.device(config.learner_device), policy.network
+    offsets = batch.fragment_offsets()
     last = offsets[1:] - 1
     obs = policy.network_inputs(batch[OBS])
     # Inside a fragment the next observation is the next row's; only the ends need their own.
-    end_obs = policy.network_inputs(batch.take(last)[NEW_OBS])
+    end_obs = policy.network_inputs(batch.select([NEW_OBS]).take(last)[NEW_OBS])
+    end_state: tuple[torch.Tensor, ...] = ()
+    minibatches: Minibatches = Rows(obs, len(batch))
     if policy.is_recurrent:
         count = len(policy.initial_state(1))
-        recurrent = tuple(batch.torch(state_in(i)).to(device) for i in range(count))
-        outputs, values, end_values = _unroll(policy, obs, end_obs, recurrent, offsets)
-        length = config.model.max_seq_len
-        minibatches: Minibatches = Sequences(obs, recurrent, offsets, length)
-    else:
+        recurrent = tuple(batch.torch(state_in(i), device) for i in range(count))
+        minibatches = Sequences(obs, recurrent, offsets, config.model.max_seq_len)
+        ends = torch.from_numpy(last).to(device)
         with torch.no_grad():
-            outputs, values, _ = policy.network(obs, ())
-            end_values = policy.network.value(end_obs, ())
-        minibatches = Rows(obs, len(batch))
-    value_array = values.double().cpu().numpy()
-    next_values = np.empty_like(value_array)
-    next_values[:-1] = value_array[1:]
-    next_values[last] = end_values.double().cpu().numpy()
+            end_state = network(take(obs, ends), take(recurrent, ends))[2]
+    outputs, values = forward_all(network, minibatches, device)
+    with torch.no_grad():
+        end_values = network.value(end_obs, end_state)
+    v = values.double().cpu().numpy()
+    next_v = np.empty_like(v)
+    next_v[:-1] = v[1:]
+    next_v[last] = end_values.double().cpu().numpy()
+    terminateds = batch[TERMINATEDS]
+    ended = terminateds | batch[TRUNCATEDS]
     advantages, targets = generalized_advantages(
-        batch[REWARDS],
-        value_array,
-        next_values,
-        terminateds,
-        terminateds | truncateds,
-        config.gamma,
-        config.gae_lambda,
-        offsets,
+        batch[REWARDS], v, next_v, terminateds, ended, config.gamma, config.gae_lambda, offsets
     )
     return TrainData(
         minibatches,
-        map_tensors(lambda x: x.to(device), batch.torch(ACTIONS)),
-        batch.torch(ACTION_LOGP).float().to(device),
+        batch.torch(ACTIONS, device),
+        batch.torch(ACTION_LOGP, device).float(),
         torch.from_numpy(advantages).float().to(device),
         torch.from_numpy(targets).float().to(device),
         values,
@@ -200,171 +219,130 @@ def postprocess(config: PPOConfig, state: LearnerState, batch: SampleBatch) -> T
     )
 
 
-def _unroll(
-    policy: Policy,
-    obs: Any,
-    end_obs: Any,
-    state: tuple[torch.Tensor, ...],
-    offsets: np.ndarray,
-) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Outputs and values of all rows and of the observation after each fragment.
-
-    Each fragment is unrolled once from its first recorded state, its last new_obs appended.
-    """
-    count = len(offsets) - 1
-    position = torch.arange(count)
-    ends = torch.from_numpy(offsets[1:])
-    extended = _concat(obs, end_obs)
-    size = int(offsets[-1])
-    longest = int(np.diff(offsets).max(initial=0)) + 1
-    rows = torch.from_numpy(offsets[:-1])[:, None] + torch.arange(longest)[None, :]
-    rows = torch.where(rows < ends[:, None], rows, size + position[:, None])
-    starts = torch.from_numpy(offsets[:-1])
-    with torch.no_grad():
-        outputs, values = policy.network.forward_sequences(
-            map_tensors(lambda x: x[rows], extended), tuple(array[starts] for array in state)
-        )
-    inside = torch.arange(longest)[None, :] < (ends - starts)[:, None]
-    return outputs[inside], values[inside], values[position, ends - starts]
+def _fit(
+    config: PPOConfig,
+    state: LearnerState,
+    data: TrainData,
+    coeffs: Coefficients,
+    rng: np.random.Generator,
+) -> dict[str, float]:
+    """Trains on one train batch after the other; returns what was done."""
+    batches = train_batches(data.minibatches, len(data), config.train_batch_size)
+    size = data.minibatches.per_minibatch(config.minibatch_size)
+    epoch, norms = 0, []
+    for epoch, units in enumerate((u for u in batches for _ in range(config.num_epochs)), start=1):
+        order = torch.from_numpy(rng.permutation(units)).to(data.logp.device)
+        for chosen in split_evenly(order, size):
+            loss_of(config, state.policy, data, chosen, coeffs).backward()
+            norms.append(state.optimizer.step(coeffs.lr, config.grad_clip))
+        if not torch.isfinite(norms[-1]):
+            raise RunError(_not_finite(state, f"in epoch {epoch}"))
+        if config.target_kl is not None and _kl(state.policy, data) > 1.5 * config.target_kl:
+            break
+    grad_norm = float(torch.stack(norms).mean())
+    return {"epochs": float(epoch), "gradient_steps": float(len(norms)), "grad_norm": grad_norm}
 
 
-# --- 2. the loss --------------------------------------------------------------------------------
+def loss_of(
+    config: PPOConfig, policy: Policy, data: TrainData, units: torch.Tensor, coeffs: Coefficients
+) -> torch.Tensor:
+    """The loss of one minibatch: surrogate, value loss, entropy bonus and KL penalty."""
+    rows, outputs, values = data.minibatches.forward(policy.network, units)
+    distribution = policy.distribution
+    advantages = take(data.advantages, rows)
+    if config.normalize_advantages:
+        advantages = normalized(advantages)
+    logp = distribution.torch_log_prob(outputs, take(data.actions, rows))
+    ratio = torch.exp(logp - take(data.logp, rows))
+    loss = surrogate_loss(ratio, advantages, coeffs.clip)
+    loss = loss + config.vf_loss_coeff * value_loss(
+        values, take(data.targets, rows), take(data.values, rows), config.vf_clip_param
+    )
+    if coeffs.entropy:
+        loss = loss - coeffs.entropy * distribution.torch_entropy(outputs).mean()
+    if coeffs.kl:
+        old = take(data.outputs, rows)
+        loss = loss + coeffs.kl * distribution.torch_kl(old, outputs).mean()
+    return loss
 
 
-@dataclass
-class _Coefficients:
-    lr: float
-    clip: float
-    entropy: float
-    kl: float
+def normalized(advantages: torch.Tensor) -> torch.Tensor:
+    """Mean 0 and sample standard deviation 1; a single one has none and is left alone."""
+    if len(advantages) < 2:
+        return advantages
+    std, mean = torch.std_mean(advantages)
+    return (advantages - mean) / (std + 1e-8)
 
 
 def surrogate_loss(ratio: torch.Tensor, advantages: torch.Tensor, clip: float) -> torch.Tensor:
-    """Clipped surrogate, equation 7: -mean min(ratio A, clip(ratio, 1 +- clip) A)."""
-    clipped = torch.clamp(ratio, 1.0 - clip, 1.0 + clip)
-    return -torch.min(ratio * advantages, clipped * advantages).mean()
+    """Clipped surrogate, equation 7: -mean min(ratio A, clip(ratio, 1 +- clip) A).
+
+    The minimum only ever takes the clip's upper side for A > 0 and its lower side for A < 0, so
+    its second argument may be A + clip |A|, which needs no gradient.
+    """
+    limit = advantages + clip * advantages.abs()
+    return -torch.min(ratio * advantages, limit).mean()
 
 
 def value_loss(
     values: torch.Tensor, targets: torch.Tensor, old: torch.Tensor, clip: float | None
 ) -> torch.Tensor:
-    """Half the mean squared error; clipped: the larger error of the value and its clipped form."""
-    error = (values - targets).square()
-    if clip is not None:
-        near = old + torch.clamp(values - old, -clip, clip)
-        error = torch.max(error, (near - targets).square())
-    return 0.5 * error.mean()
-
-
-def _fit(
-    config: PPOConfig,
-    state: LearnerState,
-    data: TrainData,
-    units: np.ndarray,
-    coeffs: _Coefficients,
-    rng: np.random.Generator,
-) -> int:
-    """Epochs of minibatches over some units; returns how many epochs were made."""
-    size = data.minibatches.per_minibatch(config.minibatch_size)
-    for epoch in range(config.num_epochs):
-        order = torch.from_numpy(units[rng.permutation(len(units))])
-        total = torch.zeros((), device=data.logp.device)
-        for chosen in minibatch_slices(order, size):
-            loss = _loss(config, state.policy, data, chosen, coeffs)
-            loss.backward()
-            state.optimizer.step(coeffs.lr, config.grad_clip)
-            total += loss.detach()
-        if not torch.isfinite(total):
-            raise RunError(
-                f"the loss is not finite in round {state.version + 1}, epoch {epoch + 1}; "
-                "lower lr, or look for extreme rewards or observations"
-            )
-        if config.target_kl is not None and _kl(state, data) > 1.5 * config.target_kl:
-            return epoch + 1
-    return config.num_epochs
-
-
-def _loss(
-    config: PPOConfig, policy: Policy, data: TrainData, units: torch.Tensor, coeffs: _Coefficients
-) -> torch.Tensor:
-    rows, outputs, values = data.minibatches.forward(policy.network, units)
-    distribution = policy.distribution
-    advantages = data.advantages[rows]
-    if config.normalize_advantages and len(rows) > 1:
-        advantages = (advantages - advantages.mean()) / (advantages.std() + 1e-8)
-    actions = map_tensors(lambda x: x[rows], data.actions)
-    ratio = torch.exp(distribution.torch_log_prob(outputs, actions) - data.logp[rows])
-    loss = surrogate_loss(ratio, advantages, coeffs.clip)
-    loss = loss + config.vf_loss_coeff * value_loss(
-        values, data.targets[rows], data.values[rows], config.vf_clip_param
-    )
-    if coeffs.entropy:
-        loss = loss - coeffs.entropy * distribution.torch_entropy(outputs).mean()
-    if coeffs.kl:
-        loss = loss + coeffs.kl * distribution.torch_kl(data.outputs[rows], outputs).mean()
-    return loss
-
-
-def train_batches(data: TrainData, train_batch_size: int | None) -> list[np.ndarray]:
-    """Cuts the round's units, in their order, into train batches of about that many rows."""
-    units = data.minibatches.units
-    count = 1 if train_batch_size is None else max(1, round(len(data) / train_batch_size))
-    return np.array_split(np.arange(units), min(count, units))
-
-
-def minibatch_slices(order: torch.Tensor, size: int) -> list[torch.Tensor]:
-    """Consecutive slices of `size`; a rest shorter than half joins the slice before it."""
-    bounds = list(range(0, len(order), size))
-    if len(bounds) > 1 and len(order) - bounds[-1] < (size + 1) // 2:
-        bounds.pop()
-    return [order[a:b] for a, b in zip(bounds, [*bounds[1:], len(order)], strict=True)]
+    """Half the mean squared error; clipped: the larger error of the value and of old +- clip."""
+    if clip is None:
+        return 0.5 * mse_loss(values, targets)
+    near = old + torch.clamp(values - old, -clip, clip)
+    return 0.5 * torch.max((values - targets).square(), (near - targets).square()).mean()
 
 
 def adapt_kl(coeff: float, kl: float, target: float) -> float:
-    """The adaptive KL penalty of section 4: half below target / 2, 1.5 times above 2 target."""
+    """The adaptive weight of section 4: half if kl < target / 2, 1.5 times if kl > 2 target."""
     if kl > 2.0 * target:
         return coeff * 1.5
     return coeff * 0.5 if kl < 0.5 * target else coeff
 
 
-# --- 3. statistics ------------------------------------------------------------------------------
-
-
-def _diagnose(state: LearnerState, data: TrainData, coeffs: _Coefficients) -> dict[str, float]:
+def _diagnose(
+    config: PPOConfig, policy: Policy, data: TrainData, coeffs: Coefficients
+) -> dict[str, float]:
     """What the update did, on all rows of the round with the new weights."""
-    distribution = state.policy.distribution
+    distribution = policy.distribution
+    outputs, values = forward_all(policy.network, data.minibatches, data.logp.device)
+    advantages = normalized(data.advantages) if config.normalize_advantages else data.advantages
     with torch.no_grad():
-        units = torch.arange(data.minibatches.units)
-        rows, outputs, values = data.minibatches.forward(state.policy.network, units)
-        actions = map_tensors(lambda x: x[rows], data.actions)
-        log_ratio = distribution.torch_log_prob(outputs, actions) - data.logp[rows]
-        ratio = log_ratio.exp()
-        advantages = data.advantages[rows]
+        log_ratio = distribution.torch_log_prob(outputs, data.actions) - data.logp
         numbers = {
-            "policy_loss": surrogate_loss(ratio, advantages, coeffs.clip),
-            "value_loss": value_loss(values, data.targets[rows], data.values[rows], None),
+            "policy_loss": surrogate_loss(log_ratio.exp(), advantages, coeffs.clip),
+            "value_loss": value_loss(values, data.targets, data.values, None),
             "entropy": distribution.torch_entropy(outputs).mean(),
-            "kl": distribution.torch_kl(data.outputs[rows], outputs).mean(),
-            "approx_kl": (ratio - 1 - log_ratio).mean(),
-            "clip_fraction": ((ratio - 1).abs() > coeffs.clip).float().mean(),
-        }
+            "kl": distribution.torch_kl(data.outputs, outputs).mean(),
+        } | ratio_statistics(log_ratio, coeffs.clip)
     stats = {name: float(value) for name, value in numbers.items()}
     stats["explained_variance"] = explained_variance(
         data.targets.double().cpu().numpy(), data.values.double().cpu().numpy()
     )
-    return stats | {"lr": coeffs.lr, "clip_param": coeffs.clip, "kl_coeff": coeffs.kl}
+    settings = {"lr": coeffs.lr, "clip_param": coeffs.clip, "entropy_coeff": coeffs.entropy}
+    return stats | settings | {"kl_coeff": coeffs.kl}
 
 
-def _kl(state: LearnerState, data: TrainData) -> float:
+def ratio_statistics(log_ratio: torch.Tensor, clip: float) -> dict[str, torch.Tensor]:
+    """Estimates of the KL divergence from samples, Schulman's k1 and k3, and the clipped share."""
+    ratio = log_ratio.exp()
+    return {
+        "old_approx_kl": -log_ratio.mean(),
+        "approx_kl": (ratio - 1 - log_ratio).mean(),
+        "clip_fraction": ((ratio - 1).abs() > clip).float().mean(),
+    }
+
+
+def _kl(policy: Policy, data: TrainData) -> float:
+    """Mean KL divergence of the new from the old policy on all rows."""
+    outputs, _ = forward_all(policy.network, data.minibatches, data.logp.device)
     with torch.no_grad():
-        units = torch.arange(data.minibatches.units)
-        rows, outputs, _ = data.minibatches.forward(state.policy.network, units)
-        return float(state.policy.distribution.torch_kl(data.outputs[rows], outputs).mean())
+        return float(policy.distribution.torch_kl(data.outputs, outputs).mean())
 
 
-def _concat(first: Any, second: Any) -> Any:
-    if isinstance(first, dict):
-        return {key: _concat(first[key], second[key]) for key in first}
-    if isinstance(first, tuple):
-        return tuple(_concat(a, b) for a, b in zip(first, second, strict=True))
-    return torch.cat((first, second))
+def _not_finite(state: LearnerState, where: str) -> str:
+    return (
+        f"the loss or its gradient is not finite in round {state.version + 1}, {where}; "
+        "lower lr, or look for extreme rewards or observations"
+    )

@@ -1,0 +1,95 @@
+"""A worker process of the in-process runner (`--direct_running_mode=multi_processing`).
+
+Beam starts its workers as a bare SDK harness, which outlives a runner that was killed, answers
+Ctrl-C with tracebacks, and prints every error of a stage that the runner reports as well. This is
+the same harness without these habits.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import os
+import shlex
+import signal
+import sys
+import threading
+import time
+
+from apache_beam.runners.worker import sdk_worker_main
+
+_LOOKS_PER_SECOND = 4
+
+
+def command() -> str:
+    """The shell command that starts a worker of this process."""
+    folders = [path or os.getcwd() for path in sys.path]
+    code = (
+        # Without a handler the first warning, at import, installs one that prints Beam's log.
+        "import logging, sys; logging.getLogger().addHandler(logging.NullHandler()); "
+        f"sys.path[:] = {folders!r}; "
+        f"from transforms.local_worker import main; main({os.getpid()})"
+    )
+    # `exec`, so that this process and not a shell is the worker's parent.
+    return f"exec {shlex.quote(sys.executable)} -c {shlex.quote(code)}"
+
+
+def main(parent: int) -> None:
+    """Runs the harness until its runner ends it, or is gone.
+
+    Args:
+        parent: Process id of the runner.
+    """
+    # The runner's process decides what Ctrl-C in their common terminal means.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    threading.Thread(target=_end_with, args=(parent,), daemon=True).start()
+    sys.stderr = WithoutTracebacks(sys.stderr)
+    sdk_worker_main.main([])
+
+
+def _end_with(parent: int) -> None:
+    while os.getppid() == parent:
+        time.sleep(1 / _LOOKS_PER_SECOND)
+    os._exit(1)
+
+
+class WithoutTracebacks(io.TextIOBase):
+    """A text stream that drops the tracebacks of failed bundles, which Beam prints in one write.
+
+    The runner reports them too. Everything else goes through, such as what an environment prints. A
+    reader that went away is no failure: an error here would keep a bundle's own error from its
+    runner, which then waits for ever.
+
+    Args:
+        stream: Where it goes to.
+    """
+
+    def __init__(self, stream: io.TextIOBase) -> None:
+        super().__init__()
+        self._stream = stream
+        self._dropped = False
+
+    def write(self, text: str) -> int:
+        """Writes the text unless it is Beam's, or the end of the line after it."""
+        dropped, self._dropped = self._dropped, False
+        if text.startswith("Traceback (most recent call last)") and "apache_beam" in text:
+            self._dropped = True
+            return len(text)
+        if dropped and text == "\n":
+            return len(text)
+        with contextlib.suppress(OSError, ValueError):
+            self._stream.write(text)
+        return len(text)
+
+    def flush(self) -> None:
+        """Flushes the stream beneath."""
+        with contextlib.suppress(OSError, ValueError):
+            self._stream.flush()
+
+    def fileno(self) -> int:
+        """The file descriptor of the stream beneath."""
+        return self._stream.fileno()
+
+    def isatty(self) -> bool:
+        """Whether the stream beneath is a terminal."""
+        return self._stream.isatty()
