@@ -1,7 +1,7 @@
 """Learning: environment steps to the published targets, over several seeds.
 
-`python -m benchmarks.learning [cartpole acrobot pendulum stateless] [--seeds=5]` runs whole commands
-and prints a table; each row's command is in the README.
+`python -m benchmarks.learning [cartpole acrobot pendulum stateless] [--seeds=5]` runs whole
+commands and prints a line for each.
 """
 
 from __future__ import annotations

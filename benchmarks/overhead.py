@@ -34,7 +34,7 @@ def main() -> None:
     logging.getLogger().addHandler(logging.NullHandler())
     torch.set_num_threads(1)
     print(machine())
-    print(f"{'shards':>6} {'K':>3} {'overhead':>9} {'asked':>6}   wall = collect learn evaluate, publish")
+    print("shards   K  overhead  asked   wall = collect learn evaluate, publish")
     for shards in (1, 4):
         for k in (1, 10):
             rounds = measure(k, max(2, options.rounds // k + 1), shards)

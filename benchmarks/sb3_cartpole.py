@@ -1,4 +1,4 @@
-"""Stable-Baselines3's PPO on CartPole-v1 with rl-zoo's hyper-parameters, until an evaluation is at 475.
+"""Stable-Baselines3's PPO on CartPole-v1, rl-zoo's hyper-parameters, until an evaluation is at 475.
 
 Runs in a virtual environment of its own (`pip install stable-baselines3`), as one command:
 `python sb3_cartpole.py SEED`. Prints one line of JSON. Evaluates 20 deterministic episodes every

@@ -1,4 +1,4 @@
-"""Whole command against Stable-Baselines3: process start to the first evaluation at 475 on CartPole.
+"""Whole command against Stable-Baselines3: process start to the first evaluation at 475.
 
 `python -m benchmarks.versus_sb3 --sb3_python=VENV/bin/python [--seeds=5]`. Both run alternately in
 this script, seed by seed; each ratio is of one pair.
@@ -63,7 +63,9 @@ def main() -> None:
             flush=True,
         )
     mine, theirs = (median([row[i] for row in rows]) for i in (0, 1))
-    print(f"medians: ours {mine:.2f} s, sb3 {theirs:.2f} s, ratio {mine / theirs:.2f}, asked {TARGET}")
+    print(
+        f"medians: ours {mine:.2f} s, sb3 {theirs:.2f} s, ratio {mine / theirs:.2f}, asked {TARGET}"
+    )
 
 
 if __name__ == "__main__":

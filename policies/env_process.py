@@ -7,6 +7,7 @@ process ends when the other side does, even in the middle of a step.
 from __future__ import annotations
 
 import os
+import signal
 import socket
 import sys
 import threading
@@ -31,6 +32,8 @@ Reply = tuple[dict[str, Any], dict[str, np.ndarray]]
 
 def main(argv: list[str]) -> int:
     """Serves one environment until the other side hangs up."""
+    # Ctrl-C goes to every process of a terminal; this one ends with the other side.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
     wire = Wire(socket.socket(fileno=int(argv[0])))
     threading.Thread(target=_end_with, args=(wire,), daemon=True).start()
     # One warning a process would be one warning an environment; the caller's process warns.

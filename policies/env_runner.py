@@ -63,7 +63,6 @@ class RunnerSettings:
         observation_filter: Whether to gather statistics of the observations.
         cut_at_end: Start fresh episodes with every `sample()` and truncate the running ones at its
             end, for environments whose state cannot be carried to the next round.
-        first_env_step: The environments' counts of transitions to start from.
     """
 
     run_id: str
@@ -74,7 +73,6 @@ class RunnerSettings:
     extras: tuple[str, ...] = (ACTION_LOGP,)
     observation_filter: bool = False
     cut_at_end: bool = False
-    first_env_step: int = 0
 
 
 @dataclass(frozen=True)
@@ -136,9 +134,7 @@ class EnvRunner:
         self.shard = shard
         self.settings = settings
         self._complete = settings.batch_mode == "complete_episodes"
-        self._counters = EpisodeCounters(
-            settings.run_id, shard, env.num_envs, settings.first_env_step
-        )
+        self._counters = EpisodeCounters(settings.run_id, shard, env.num_envs)
         self._obs: Any = None
         self._state: State = ()
         self._return = np.zeros(env.num_envs)
@@ -176,7 +172,9 @@ class EnvRunner:
         return self._rollout(current, started)
 
     def _start_all(self, policy: Policy, version: int) -> None:
-        self._obs = self.env.reset()
+        # Environments that are made anew each round go on counting where the last ones ended, so
+        # that each episode has a seed of its own.
+        self._obs = self.env.reset(self._counters.episode if self.settings.cut_at_end else None)
         self._state = policy.initial_state(self.env.num_envs)
         self._return = np.zeros(self.env.num_envs)
         self._counters.begin_all(version)

@@ -66,7 +66,6 @@ class EpisodeCounters:
         run_id: Names the run in episode ids.
         shard: The shard.
         num_envs: Number of environments.
-        first_env_step: Transitions that every environment has behind it.
 
     Attributes:
         episode: int64 [num_envs], number of the next episode to begin.
@@ -77,14 +76,14 @@ class EpisodeCounters:
 
     _NAMES = ("episode", "eps_id", "t", "env_step")
 
-    def __init__(self, run_id: str, shard: int, num_envs: int, first_env_step: int = 0) -> None:
+    def __init__(self, run_id: str, shard: int, num_envs: int) -> None:
         self._run_id = run_id
         self._shard = shard
         self._num_envs = num_envs
         self.episode = np.zeros(num_envs, np.int64)
         self.eps_id = np.zeros(num_envs, np.int64)
         self.t = np.zeros(num_envs, np.int64)
-        self.env_step = np.full(num_envs, first_env_step, np.int64)
+        self.env_step = np.zeros(num_envs, np.int64)
 
     def begin_all(self, version: int) -> None:
         """Begins an episode in every environment."""

@@ -58,7 +58,7 @@ class LocalEnv:
                 return self._run(operation, arguments)
         except RunError:
             raise
-        except Exception as error:
+        except (Exception, SystemExit) as error:
             raise EnvFailedError(describe(error, self.env)) from error
         finally:
             watch.leave()

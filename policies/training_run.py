@@ -111,7 +111,12 @@ class TrainingRun:
     def publish_initial(self) -> VersionInfo:
         """Makes version 0, the untrained policy, unless it is there."""
         state = self.learner.initial_state(self.config, *self.spaces)
-        facts = {"env_steps": 0, "rollouts": None, "recent_returns": [], "metrics": {}}
+        facts: dict[str, Any] = {
+            "env_steps": 0,
+            "rollouts": None,
+            "recent_returns": [],
+            "metrics": {},
+        }
         self.directory.publish(0, facts | self.save_learner(0, state))
         return self.directory.read_version(0)
 
@@ -170,14 +175,14 @@ class TrainingRun:
     def take_runner(self, info: VersionInfo, shard: int) -> EnvRunner:
         """The environments of a shard as a version left them."""
         rollouts = info.manifest["rollouts"]
-        if rollouts is None or self.env_state == "reset":
-            return self._new_runner(shard, info.version)
+        if rollouts is None:
+            return self._new_runner(shard)
         sha256 = rollouts["shards"].get(str(shard))
         if sha256 is None:
             raise RunError(f"{info.path} has no environment state of shard {shard}")
         runner = cast("EnvRunner | None", _RUNNERS.take(self.live_key, sha256))
         if runner is None:
-            runner = self._new_runner(shard, info.version)
+            runner = self._new_runner(shard)
             runner.set_state(self.directory.read_arrow(info.version, info.file("rollout")))
         return runner
 
@@ -188,16 +193,13 @@ class TrainingRun:
         else:
             _RUNNERS.put(runner, self.live_key, sha256)
 
-    def _new_runner(self, shard: int, version: int) -> EnvRunner:
+    def _new_runner(self, shard: int) -> EnvRunner:
         config = self.config
-        fresh = self.env_state == "reset"
-        # Environments made anew each round count episodes from 0: the version tells them apart.
-        key = (shard, version) if fresh else (shard,)
         env = vector_env_for(
             config,
             config.num_envs_per_worker,
-            lambda env, episode: seed_for(config.seed, Purpose.RESET, *key, env, episode),
-            seed_for(config.seed, Purpose.RESET, *key),
+            lambda env, episode: seed_for(config.seed, Purpose.RESET, shard, env, episode),
+            seed_for(config.seed, Purpose.RESET, shard),
         )
         settings = RunnerSettings(
             run_id=self.run_id,
@@ -207,8 +209,7 @@ class TrainingRun:
             clip_rewards=config.clip_rewards,
             extras=self.learner.EXTRAS,
             observation_filter=config.observation_filter == "mean_std",
-            cut_at_end=fresh,
-            first_env_step=version * round_steps(config) if fresh else 0,
+            cut_at_end=self.env_state == "reset",
         )
         return EnvRunner(env, shard, settings)
 

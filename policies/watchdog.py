@@ -12,6 +12,7 @@ from typing import Protocol
 
 _CHECKS_PER_TIMEOUT = 10
 _SLOWEST_CHECK_S = 1.0
+_SHOW_CURSOR = "\x1b[?25h"
 
 
 class CallWatch(Protocol):
@@ -110,6 +111,8 @@ def _end_process(label: str, timeout_s: float, thread_id: int) -> None:
         f"it is at (innermost call last):\n{stack}"
         "The process ends. Raise env_timeout_s, or use isolation=process, which restarts it.\n"
     )
+    if os.isatty(2):
+        message = f"{_SHOW_CURSOR}{message}"  # A progress bar hides it, and cannot restore it now.
     # Straight to the file descriptor: sys.stderr may be captured, or locked by the hung thread.
     os.write(2, message.encode(errors="replace"))
     os._exit(1)

@@ -1,8 +1,8 @@
-"""A worker process of the in-process runner (`--direct_running_mode=multi_processing`).
+"""Worker processes of the in-process runner (`--direct_running_mode=multi_processing`).
 
-Beam starts its workers as a bare SDK harness, which outlives a runner that was killed, answers
-Ctrl-C with tracebacks, and prints every error of a stage that the runner reports as well. This is
-the same harness without these habits.
+Beam starts its workers as a bare SDK harness. That one outlives a runner that was killed, answers
+Ctrl-C with tracebacks, and prints every error of a stage that the runner reports as well; and when
+it dies, its runner waits for ever. This is the same harness without these habits.
 """
 
 from __future__ import annotations
@@ -16,12 +16,30 @@ import sys
 import threading
 import time
 
+from apache_beam.portability import python_urns
+from apache_beam.portability.api import beam_runner_api_pb2
+from apache_beam.runners.portability.fn_api_runner.worker_handlers import (
+    SubprocessSdkWorkerHandler,
+    WorkerHandler,
+)
+from apache_beam.runners.portability.local_job_service import SubprocessSdkWorker
 from apache_beam.runners.worker import sdk_worker_main
 
+from policies.errors import RunError
+
+URN = "beamrl:env:local_worker:v1"
 _LOOKS_PER_SECOND = 4
 
 
-def command() -> str:
+def use_local_workers(pipeline: beam_runner_api_pb2.Pipeline) -> None:
+    """Replaces the processes that a translated pipeline asks for by those of this module."""
+    for environment in pipeline.components.environments.values():
+        if environment.urn == python_urns.SUBPROCESS_SDK:
+            environment.urn = URN
+            environment.payload = _command().encode()
+
+
+def _command() -> str:
     """The shell command that starts a worker of this process."""
     folders = [path or os.getcwd() for path in sys.path]
     code = (
@@ -34,8 +52,37 @@ def command() -> str:
     return f"exec {shlex.quote(sys.executable)} -c {shlex.quote(code)}"
 
 
+@WorkerHandler.register_environment(URN, bytes)
+class LocalWorkerHandler(SubprocessSdkWorkerHandler):
+    """The runner's side of a worker process; a job whose worker dies fails."""
+
+    def start_worker(self) -> None:
+        """Starts the process, and a thread that waits for its end."""
+        self.worker = SubprocessSdkWorker(
+            self._worker_command_line, self.control_address, self.provision_info, self.worker_id
+        )
+        self._stopping = threading.Event()
+        self.worker_thread = threading.Thread(name="run_worker", target=self._run, daemon=True)
+        self.worker_thread.start()
+
+    def _run(self) -> None:
+        try:
+            self.worker.run()
+        except RuntimeError as error:
+            lost = RunError(f"a worker process of the runner died in the middle of a job ({error})")
+            while not self._stopping.wait(1 / _LOOKS_PER_SECOND):
+                # Also what was asked of the worker since. RuntimeError: more is asked meanwhile.
+                with contextlib.suppress(RuntimeError):
+                    self.control_conn.abort(lost)
+
+    def stop_worker(self) -> None:
+        """Waits for the process, which ends when its connection does."""
+        self._stopping.set()
+        self.worker_thread.join()
+
+
 def main(parent: int) -> None:
-    """Runs the harness until its runner ends it, or is gone.
+    """Runs the harness in a worker until its runner ends it, or is gone.
 
     Args:
         parent: Process id of the runner.

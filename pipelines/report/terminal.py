@@ -205,8 +205,9 @@ def summary_lines(result: Mapping[str, Any], progress: Progress) -> list[str]:
     if evaluation is not None:
         facts["evaluation"] = evaluation_text(evaluation)
     if reached is not None:
-        seconds = duration(reached["seconds"])
-        facts["target met"] = f"after {reached['env_steps']:,} env steps, {seconds}"
+        facts["target met"] = f"after {reached['env_steps']:,} env steps"
+        if reached["seconds"] is not None:  # Unknown when that command was killed.
+            facts["target met"] += f", {duration(reached['seconds'])}"
     if result["best_version"] is not None:
         facts["best version"] = f"{result['best_version']:,}"
     if progress.env_restarts:

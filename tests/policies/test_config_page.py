@@ -10,6 +10,4 @@ from policies.learners.ppo import PPOConfig
 
 def test_page_of_settings_is_what_the_fields_say() -> None:
     page = Path(__file__).parents[2] / "docs" / "config.md"
-    assert page.read_text("utf-8") == config_reference(PPOConfig), (
-        "write it anew with make docs"
-    )
+    assert page.read_text("utf-8") == config_reference(PPOConfig), "write it anew with make docs"

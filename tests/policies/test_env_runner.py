@@ -211,14 +211,14 @@ def test_episode_ids_are_unique_and_an_episode_keeps_its_id_over_rounds() -> Non
     assert len(seen) == len(set(seen.values()))
 
 
-def test_env_steps_go_on_from_round_to_round_from_the_first() -> None:
+def test_env_steps_go_on_from_round_to_round() -> None:
     env = counting("NextStep")
-    runner = EnvRunner(env, 0, settings(5, first_env_step=100))
+    runner = EnvRunner(env, 0, settings(5))
     policy = policy_for(env)
     rollouts = [runner.sample(policy, version) for version in range(4)]
     for index in range(3):
         found = np.concatenate([of_env(rollout, index)["env_step"] for rollout in rollouts])
-        assert found.tolist() == list(range(100, 100 + len(found)))
+        assert found.tolist() == list(range(len(found)))
 
 
 def test_episode_batches_count_lengths_and_returns_over_rounds() -> None:

@@ -216,3 +216,21 @@ def test_environments_that_cannot_be_saved_keep_their_counters() -> None:
     second = restored.sample(policy, 1).steps
     assert second["env_step"].tolist() == [5, 6, 7, 8, 9] * 2
     assert not set(first["eps_id"]) & set(second["eps_id"])
+
+
+def test_fresh_environments_of_the_next_round_start_episodes_with_seeds_of_their_own() -> None:
+    seeds: list[tuple[int, int]] = []
+
+    def make() -> EnvRunner:
+        env = make_vector_env(
+            "Pendulum-v1", {}, 2, reset_seed=lambda env, episode: seeds.append((env, episode)) or 1
+        )
+        return EnvRunner(env, 0, RunnerSettings("run", 4, 5, cut_at_end=True))
+
+    runner = make()
+    policy = policy_for(runner.env, False)
+    runner.sample(policy, 0)
+    restored = make()
+    restored.set_state(runner.get_state())
+    restored.sample(policy, 1)
+    assert sorted(set(seeds)) == [(0, 0), (0, 1), (1, 0), (1, 1)]

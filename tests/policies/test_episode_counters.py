@@ -81,7 +81,7 @@ def test_labels_equal_those_of_a_slow_loop(
 
 
 def test_state_round_trip_and_damage() -> None:
-    counters = EpisodeCounters("run", 0, 3, first_env_step=5)
+    counters = EpisodeCounters("run", 0, 3)
     counters.begin_all(2)
     state = counters.get_state()
     other = EpisodeCounters("run", 0, 3)
