@@ -27,15 +27,23 @@ class StopAtTarget(BaseCallback):
         super().__init__()
         self.envs = make_vec_env("CartPole-v1", n_envs=EPISODES, seed=seed + 10_000)
         self.next = EVERY
+        self.evaluating = 0.0
         self.reached: dict[str, float] | None = None
 
     def _on_rollout_start(self) -> None:
         if self.num_timesteps < self.next or self.reached:
             return
         self.next = self.num_timesteps + EVERY
+        started = time.perf_counter()
         mean, _ = evaluate_policy(self.model, self.envs, n_eval_episodes=EPISODES)
+        self.evaluating += time.perf_counter() - started
         if mean >= TARGET:
-            self.reached = {"env_steps": self.num_timesteps, "at": time.time(), "mean": float(mean)}
+            self.reached = {
+                "env_steps": self.num_timesteps,
+                "at": time.time(),
+                "mean": float(mean),
+                "evaluating": self.evaluating,
+            }
 
     def _on_step(self) -> bool:
         return self.reached is None

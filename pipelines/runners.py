@@ -11,6 +11,7 @@ import contextlib
 import difflib
 import logging
 import sys
+import threading
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -212,6 +213,8 @@ class Job:
             if not self._threads:
                 yield
                 return
+            # For good: threads of a failed job end some time after it.
+            threading.excepthook = local_worker.ignore_lost_channels
             with contextlib.redirect_stderr(local_worker.WithoutTracebacks(sys.stderr)):
                 yield
         finally:

@@ -90,6 +90,7 @@ def main(parent: int) -> None:
     # The runner's process decides what Ctrl-C in their common terminal means.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     threading.Thread(target=_end_with, args=(parent,), daemon=True).start()
+    threading.excepthook = ignore_lost_channels
     sys.stderr = WithoutTracebacks(sys.stderr)
     sdk_worker_main.main([])
 
@@ -98,6 +99,12 @@ def _end_with(parent: int) -> None:
     while os.getppid() == parent:
         time.sleep(1 / _LOOKS_PER_SECOND)
     os._exit(1)
+
+
+def ignore_lost_channels(failure: threading.ExceptHookArgs) -> None:
+    """A `threading.excepthook` that is silent when the other side of a gRPC channel has gone."""
+    if not failure.exc_type.__module__.startswith("grpc"):
+        threading.__excepthook__(failure)
 
 
 class WithoutTracebacks(io.TextIOBase):
