@@ -12,19 +12,25 @@ import difflib
 import logging
 import sys
 import threading
+import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast
 
 import apache_beam as beam
 from apache_beam.options.pipeline_options import DirectOptions, PipelineOptions, StandardOptions
 from apache_beam.portability.api import beam_runner_api_pb2
 from apache_beam.runners.portability.fn_api_runner import FnApiRunner
+from apache_beam.runners.portability.fn_api_runner.fn_runner import RunnerResult
 from apache_beam.runners.runner import PipelineState
 
 from pipelines.stage_errors import failure
 from policies.errors import ConfigError, RunError
 from transforms import local_worker
+
+
+_LAST_WORDS_S = 1.5
+"""Threads of a failed job end up to a second after it, and print that they do."""
 
 
 @dataclass(frozen=True)
@@ -100,7 +106,7 @@ def add_runner_flags(parser: argparse.ArgumentParser, runner: RunnerInfo) -> Non
             continue
         seen.add(options)
         if "_add_argparse_args" in options.__dict__:
-            options._add_argparse_args(_Tolerant(parser))
+            options._add_argparse_args(cast(Any, _Tolerant(parser)))
     known = parser._option_string_actions
     for flag in runner.flags:
         if flag not in known:
@@ -213,10 +219,13 @@ class Job:
             if not self._threads:
                 yield
                 return
-            # For good: threads of a failed job end some time after it.
             threading.excepthook = local_worker.ignore_lost_channels
             with contextlib.redirect_stderr(local_worker.WithoutTracebacks(sys.stderr)):
-                yield
+                try:
+                    yield
+                except Exception:
+                    time.sleep(_LAST_WORDS_S)
+                    raise
         finally:
             logger.setLevel(level)
 
@@ -231,12 +240,12 @@ class _RepeatingRunner(FnApiRunner):
 
     def run_via_runner_api(
         self, pipeline_proto: beam_runner_api_pb2.Pipeline, options: PipelineOptions
-    ) -> object:
+    ) -> RunnerResult:
         local_worker.use_local_workers(pipeline_proto)
         self._proto, self._run_options = pipeline_proto, options
         return super().run_via_runner_api(pipeline_proto, options)
 
-    def run_again(self) -> object | None:
+    def run_again(self) -> RunnerResult | None:
         """Runs what ran before; None if nothing did."""
         if self._proto is None or self._run_options is None:
             return None

@@ -25,12 +25,13 @@ def metrics_line(info: VersionInfo) -> bytes:
     facts of the manifest (such as `env_steps`), then `metrics` and `evaluation` with nested keys
     joined by "/" ("learner/policy_loss", "evaluation/return_mean").
     """
-    row: dict[str, Any] = {"version": info.version}
+    row: dict[str, Any] = dict(_flat("", info.manifest["metrics"]))
+    row.update(_flat("evaluation/", info.manifest["evaluation"] or {}))
+    # After the metrics of the round, which count its own env_steps under the same name.
     for key, value in info.manifest.items():
         if key not in _NOT_METRICS and isinstance(value, int | float | str):
             row[key] = value
-    row.update(_flat("", info.manifest["metrics"]))
-    row.update(_flat("evaluation/", info.manifest["evaluation"] or {}))
+    row["version"] = info.version
     return canonical_json(row)
 
 

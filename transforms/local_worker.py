@@ -15,6 +15,7 @@ import signal
 import sys
 import threading
 import time
+from typing import TextIO
 
 from apache_beam.portability import python_urns
 from apache_beam.portability.api import beam_runner_api_pb2
@@ -108,7 +109,7 @@ def ignore_lost_channels(failure: threading.ExceptHookArgs) -> None:
 
 
 class WithoutTracebacks(io.TextIOBase):
-    """A text stream that drops the tracebacks of failed bundles, which Beam prints in one write.
+    """A text stream that drops what Beam prints of failed bundles and lost connections.
 
     The runner reports them too. Everything else goes through, such as what an environment prints. A
     reader that went away is no failure: an error here would keep a bundle's own error from its
@@ -118,18 +119,16 @@ class WithoutTracebacks(io.TextIOBase):
         stream: Where it goes to.
     """
 
-    def __init__(self, stream: io.TextIOBase) -> None:
+    def __init__(self, stream: TextIO) -> None:
         super().__init__()
         self._stream = stream
         self._dropped = False
 
     def write(self, text: str) -> int:
         """Writes the text unless it is Beam's, or the end of the line after it."""
-        dropped, self._dropped = self._dropped, False
-        if text.startswith("Traceback (most recent call last)") and "apache_beam" in text:
-            self._dropped = True
-            return len(text)
-        if dropped and text == "\n":
+        dropped = self._dropped
+        self._dropped = _is_beams(text)
+        if self._dropped or (dropped and text == "\n"):
             return len(text)
         with contextlib.suppress(OSError, ValueError):
             self._stream.write(text)
@@ -147,3 +146,9 @@ class WithoutTracebacks(io.TextIOBase):
     def isatty(self) -> bool:
         """Whether the stream beneath is a terminal."""
         return self._stream.isatty()
+
+
+def _is_beams(text: str) -> bool:
+    # Beam prints each of these in one write.
+    traceback = text.startswith("Traceback (most recent call last)") and "apache_beam" in text
+    return traceback or text.startswith("Logging client failed")

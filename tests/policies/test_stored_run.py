@@ -140,7 +140,7 @@ def test_a_resume_that_changes_more_lists_it_all() -> None:
     with pytest.raises(ConfigError) as caught:
         refuse_changes(CONFIG, changed, "/run")
     message = str(caught.value)
-    assert "gamma: 0.98 -> 0.5" in message and "model.hidden: [8] -> [16]" in message
+    assert "gamma: 0.99 -> 0.5" in message and "model.hidden: [8] -> [16]" in message
     assert "max_rounds:" not in message
     assert "max_rounds" in message.partition("only")[2]
 
