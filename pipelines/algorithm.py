@@ -222,11 +222,12 @@ class Algorithm:
         made = newest.version - before
         for version in range(before + 1, newest.version + 1):
             info = newest if version == newest.version else directory.read_version(version)
-            seconds = round_results.read_seconds(directory, version)
+            beside = round_results.read_beside(directory, version)
+            seconds = dict(beside.seconds)
             evaluated = seconds.pop("evaluated_at", None)
             spent = sum(seconds.get(part, 0.0) for part in ("collect", "learn", "evaluate"))
             seconds |= {"wall": wall / made, "overhead": max(0.0, wall / made - spent)}
-            result = round_results.round_result(info, seconds)
+            result = round_results.round_result(info, seconds, beside.env_error)
             since = None if evaluated is None else evaluated - self._started
             self.summary.add(version, result["env_steps"], result["evaluation"], since)
             self.results.append(result)
@@ -253,9 +254,10 @@ class Algorithm:
     def _job(self, rounds: int) -> Job:
         if rounds not in self._jobs:
             # A stage with hints gets workers of its own, which one machine has no use for.
-            hints = None if runner_named(self._runner).in_process else learner_hints(self.config)
+            here = runner_named(self._runner).in_process
+            hints = None if here else learner_hints(self.config)
             self._jobs[rounds] = Job(
-                lambda pipeline: pipeline | TrainRounds(self.run, rounds, hints),
+                lambda pipeline: pipeline | TrainRounds(self.run, rounds, hints, not here),
                 self._runner,
                 self._flags,
             )

@@ -12,7 +12,6 @@ import difflib
 import logging
 import sys
 import threading
-import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, cast
@@ -27,10 +26,6 @@ from apache_beam.runners.runner import PipelineState
 from pipelines.stage_errors import failure
 from policies.errors import ConfigError, RunError
 from transforms import local_worker
-
-
-_LAST_WORDS_S = 1.5
-"""Threads of a failed job end up to a second after it, and print that they do."""
 
 
 @dataclass(frozen=True)
@@ -220,12 +215,11 @@ class Job:
                 yield
                 return
             threading.excepthook = local_worker.ignore_lost_channels
-            with contextlib.redirect_stderr(local_worker.WithoutTracebacks(sys.stderr)):
-                try:
-                    yield
-                except Exception:
-                    time.sleep(_LAST_WORDS_S)
-                    raise
+            stderr = sys.stderr
+            sys.stderr = local_worker.WithoutTracebacks(stderr)
+            yield
+            # Not after a failure: threads of a failed job print for seconds after it.
+            sys.stderr = stderr
         finally:
             logger.setLevel(level)
 

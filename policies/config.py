@@ -28,7 +28,8 @@ RESUMABLE_KEYS: frozenset[str] = frozenset(
         "learner_device",
     }
 )
-"""Settings that a resumed run may change: none of them changes what a round computes on a CPU."""
+"""Settings that a resumed run may change: none of them changes a weight on a CPU. (`stop_return`
+decides which evaluations are confirmed, and so is seen in the manifests.)"""
 
 
 def require_json(value: object, path: str) -> None:

@@ -36,9 +36,6 @@ class ObservationRows:
         self._num_envs = num_envs
         self._first_index = first_index
         self._leaf_shape = space.shape if isinstance(space, Box) else None
-        self._floats = [
-            path for path, leaf in spaces.leaf_spaces(space) if spaces.leaf_dtype(leaf).kind == "f"
-        ]
 
     def empty(self) -> Struct:
         """A batch of zeros."""
@@ -96,30 +93,6 @@ class ObservationRows:
             offset = batch[row] - leaf.start
             if not ((offset >= 0) & (offset < size)).all():
                 raise self.error(row, path, f"is {value}, which is not in {leaf}")
-
-    def require_finite(self, batch: Struct, rows: np.ndarray | None = None) -> None:
-        """Checks a batch for NaN and infinity.
-
-        Args:
-            batch: The observations.
-            rows: The rows to check (bool mask), or all.
-
-        Raises:
-            RunError: naming the environment and the leaf.
-        """
-        for path in self._floats:
-            leaf = batch
-            for key in path:
-                leaf = leaf[key]
-            if np.isfinite(leaf).all():
-                continue
-            bad = ~np.isfinite(leaf).reshape(len(leaf), -1).all(axis=1)
-            if rows is not None:
-                bad &= rows
-            if bad.any():
-                row = int(bad.argmax())
-                text = " ".join(str(leaf[row]).split())[:200]
-                raise self.error(row, path, f"is not finite: {text}")
 
     def error(self, row: int, path: spaces.Path, problem: str) -> RunError:
         """The error for an observation that is wrong."""

@@ -24,6 +24,8 @@ from policies.env_failures import describe
 from policies.env_rows import ObservationRows, copy_struct, from_leaves, leaves
 from policies.envs import EnvRef, EnvSource, construction_error, quiet_gymnasium, resolve
 from policies.errors import ConfigError, RunError
+from policies.finite_rows import first_not_finite
+from policies.sample_batch import OBS
 from policies.vector_envs import StepResult
 from policies.watchdog import Watchdog
 
@@ -52,6 +54,7 @@ class GymVectorEnv:
     """
 
     can_skip = False
+    episodes = None
 
     def __init__(
         self, name: str, env: GymVector, seed: int, env_timeout_s: float | None = None
@@ -216,7 +219,12 @@ class GymVectorEnv:
             except ValueError as error:
                 raise RunError(str(error)) from error
         batch = from_leaves(self.observation_space, checked)
-        self._rows.require_finite(batch)
+        found = first_not_finite({OBS: batch})
+        if found is not None:
+            name, index, value = found
+            raise RunError(
+                f"environment {self.name!r} (env {index}): {name} is not finite ({value})"
+            )
         return batch
 
     def _check_step(self, *columns: Any) -> None:
@@ -328,7 +336,11 @@ def make_native(
             )
     except Exception as error:
         raise construction_error(source, config, error) from error
-    return GymVectorEnv(source.name, env, seed, env_timeout_s)
+    try:
+        return GymVectorEnv(source.name, env, seed, env_timeout_s)
+    except ConfigError:
+        env.close()
+        raise
 
 
 def _limit(source: EnvSource, config: Mapping[str, Any]) -> int | None:

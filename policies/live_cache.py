@@ -53,11 +53,11 @@ class LiveCache:
             if self._on_evict is not None and entry is not value:
                 self._on_evict(entry)
 
-    def clear(self) -> None:
-        """Forgets everything."""
+    def clear(self, first: str | None = None) -> None:
+        """Forgets the entries whose key starts with `first`, or all."""
         with self._lock:
-            entries = list(self._entries.values())
-            self._entries.clear()
+            keys = [key for key in self._entries if first is None or key[0] == first]
+            entries = [self._entries.pop(key) for key in keys]
         for entry in entries:
             if self._on_evict is not None:
                 self._on_evict(entry)

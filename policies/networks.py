@@ -41,7 +41,6 @@ class FeedForward(ActorCritic):
         num_outputs: int,
         model: ModelConfig,
         rng: np.random.Generator,
-        value_head: bool = True,
         log_std_indices: Sequence[int] = (),
     ) -> None:
         """See `build_network`."""
@@ -54,10 +53,9 @@ class FeedForward(ActorCritic):
             self.policy_encoder = build_encoder(observation_space, model, rng)
             size = self.policy_encoder.size
         self.policy_head = PolicyHead(size, num_outputs, model, rng, log_std_indices)
-        if value_head and not self.shared:
+        if not self.shared:
             self.value_encoder = build_encoder(observation_space, model, rng)
-        if value_head:
-            self.value_head = ValueHead(size, rng)
+        self.value_head = ValueHead(size, rng)
 
     def forward(
         self, obs: torch.Tensor, state: State = ()
@@ -93,7 +91,6 @@ def build_network(
     num_outputs: int,
     model: ModelConfig,
     rng: np.random.Generator,
-    value_head: bool = True,
     log_std_indices: Sequence[int] = (),
 ) -> ActorCritic:
     """Builds the network that `model` describes, with orthogonal weights drawn from `rng`.
@@ -104,7 +101,6 @@ def build_network(
         model: The settings.
         rng: Makes every weight; the same state gives the same bits. A custom network draws from
             torch's generator, seeded from `rng` and put back afterwards.
-        value_head: Whether there are values; without, only `policy` works.
         log_std_indices: Outputs that are log standard deviations
             (`ActionDistribution.log_std_indices`).
 
@@ -115,7 +111,7 @@ def build_network(
         if model.custom_network is not None:
             return build_custom(model.custom_network, observation_space, num_outputs, model)
         kind = Recurrent if model.use_lstm else FeedForward
-        return kind(observation_space, num_outputs, model, rng, value_head, log_std_indices)
+        return kind(observation_space, num_outputs, model, rng, log_std_indices)
 
 
 @contextmanager

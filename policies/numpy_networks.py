@@ -63,11 +63,10 @@ class NumpyMLP:
         depth = range(len(model.hidden))
         policy_names = [f"{policy}.layers.{i}" for i in depth] + ["policy_head.linear"]
         value_names = [f"{value}.layers.{i}" for i in depth] + ["value_head.linear"]
-        has_values = "value_head.linear.weight" in weights
         log_std = weights.get("policy_head.log_std")
         return cls(
             [_layer(weights, name) for name in policy_names],
-            [_layer(weights, name) for name in value_names] if has_values else [],
+            [_layer(weights, name) for name in value_names],
             model.activation,
             None if log_std is None else np.asarray(log_std, np.float32),
             log_std_indices,

@@ -37,7 +37,6 @@ class Purpose(enum.IntEnum):
     CONFIRMATION = 3
     RESET = 4
     ACTION_NOISE = 5
-    ROLLOUT = 6
 
 
 def stream(seed: int, purpose: Purpose, *key: int) -> np.random.Generator:
@@ -69,36 +68,20 @@ def seed_for(seed: int, purpose: Purpose, *key: int) -> int:
     return int(_seed_sequence(seed, purpose, key).generate_state(1, np.uint32)[0])
 
 
-def episode_id(run_id: str, version: int, shard: int, env: int, counter: int) -> int:
-    """Returns the `eps_id` of a recorded episode.
-
-    Args:
-        run_id: The run's identity.
-        version: The version of the weights when the episode began.
-        shard: The shard that recorded it.
-        env: The environment inside the shard.
-        counter: The number of the episode in that environment.
-
-    Returns:
-        A BLAKE2b hash of the arguments, in [0, 2**63).
-    """
-    name = struct.pack("<qqqq", version, shard, env, counter) + run_id.encode()
-    digest = hashlib.blake2b(name, digest_size=8).digest()
-    return int.from_bytes(digest, "little") & _INT64_MASK
-
-
 def episode_ids(
     run_id: str, version: int, shard: int, envs: np.ndarray, counters: np.ndarray
 ) -> np.ndarray:
-    """`episode_id` of many episodes of one version and shard.
+    """The `eps_id` of recorded episodes of one version and shard.
 
     Args:
-        run_id, version, shard: As there.
-        envs: int64 [n].
-        counters: int64 [n].
+        run_id: The run's identity.
+        version: The version of the weights when the episodes began.
+        shard: The shard that recorded them.
+        envs: int64 [n], the environments inside the shard.
+        counters: int64 [n], the numbers of the episodes in their environments.
 
     Returns:
-        int64 [n].
+        int64 [n], BLAKE2b hashes of these, in [0, 2**63).
     """
     pack, run = struct.Struct("<qqqq").pack, run_id.encode()
     digests = [

@@ -31,7 +31,6 @@ class Recurrent(ActorCritic):
         num_outputs: int,
         model: ModelConfig,
         rng: np.random.Generator,
-        value_head: bool = True,
         log_std_indices: Sequence[int] = (),
     ) -> None:
         """See `build_network`."""
@@ -41,8 +40,7 @@ class Recurrent(ActorCritic):
         self.lstm = nn.LSTM(self.encoder.size, self.size, batch_first=True)
         initialize(self.lstm, 1.0, rng)
         self.policy_head = PolicyHead(self.size, num_outputs, model, rng, log_std_indices)
-        if value_head:
-            self.value_head = ValueHead(self.size, rng)
+        self.value_head = ValueHead(self.size, rng)
 
     def forward(
         self, obs: torch.Tensor, state: State = ()

@@ -18,8 +18,6 @@ from numpy.typing import ArrayLike, NDArray
 
 FloatArray = NDArray[np.float64]
 
-_NORMALIZE_EPSILON = 1e-8
-
 
 def generalized_advantages(
     rewards: ArrayLike,
@@ -137,27 +135,6 @@ def explained_variance(targets: ArrayLike, predictions: ArrayLike) -> float:
     if variance == 0.0:
         return 0.0
     return 1.0 - float(np.var(target - prediction)) / variance
-
-
-def normalize(advantages: ArrayLike) -> FloatArray:
-    """Shifts and scales advantages to mean 0 and sample standard deviation 1.
-
-    (A - mean) / (std + 1e-8), std with n - 1 in the denominator. Fewer than two rows have no
-    standard deviation and come back unchanged.
-
-    Args:
-        advantages: [n].
-
-    Returns:
-        float64 [n], a new array.
-
-    Raises:
-        ValueError: The input is not one-dimensional.
-    """
-    advantage = _column("advantages", advantages, None)
-    if len(advantage) < 2:
-        return advantage.copy()
-    return (advantage - advantage.mean()) / (advantage.std(ddof=1) + _NORMALIZE_EPSILON)
 
 
 def _solve(constants: FloatArray, coefficients: FloatArray, ends: NDArray[np.bool_]) -> FloatArray:

@@ -11,18 +11,21 @@ from typing import Any
 import orjson
 
 from policies.errors import RunError
-from policies.run_directory import METRICS, TIMINGS, RunDirectory, VersionInfo
+from policies.run_directory import METRICS, TIMINGS, VERSIONS, RunDirectory, VersionInfo
 from policies.stopping import reaches
 
 _MAX_LOG_BYTES = 2 * 2**30
 
 
-def round_result(info: VersionInfo, seconds: Mapping[str, float]) -> dict[str, Any]:
+def round_result(
+    info: VersionInfo, seconds: Mapping[str, float], env_error: str | None = None
+) -> dict[str, Any]:
     """One round's result: counters, episode statistics, evaluation, learner's statistics.
 
     Args:
         info: The version that the round made.
         seconds: Its timings.
+        env_error: What an environment raised in it.
     """
     manifest = info.manifest
     metrics = manifest["metrics"]
@@ -38,7 +41,7 @@ def round_result(info: VersionInfo, seconds: Mapping[str, float]) -> dict[str, A
         "round_return_mean": episodes.get("return_mean"),
         "round_length_mean": episodes.get("length_mean"),
         "env_restarts": metrics.get("env_restarts", 0),
-        "env_error": metrics.get("env_error"),
+        "env_error": env_error,
         "evaluation": manifest["evaluation"],
         "learner": metrics.get("learner", {}),
         "seconds": dict(seconds),
@@ -46,12 +49,28 @@ def round_result(info: VersionInfo, seconds: Mapping[str, float]) -> dict[str, A
     }
 
 
-def read_seconds(directory: RunDirectory, version: int) -> dict[str, float]:
-    """Timings of a version; empty where its writer was killed before it wrote them."""
+@dataclass(frozen=True)
+class Beside:
+    """What lies beside a version's manifest, since it differs from machine to machine.
+
+    Attributes:
+        seconds: Timings; empty where the writer was killed before it wrote them.
+        env_error: What an environment raised in the round, or None.
+    """
+
+    seconds: dict[str, float] = field(default_factory=dict)
+    env_error: str | None = None
+
+
+def read_beside(directory: RunDirectory, version: int) -> Beside:
+    """Reads what lies beside a version's manifest; empty if it is missing or damaged."""
     try:
-        return dict(directory.read_json(f"versions/{version:08d}/{TIMINGS}"))
+        values = directory.read_json(f"{VERSIONS}/{version:08d}/{TIMINGS}")
     except RunError:
-        return {}
+        return Beside()
+    error = values.get("env_error")
+    seconds = {name: float(x) for name, x in values.items() if type(x) in (int, float)}
+    return Beside(seconds, error if isinstance(error, str) else None)
 
 
 @dataclass

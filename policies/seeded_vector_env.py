@@ -14,9 +14,12 @@ import gymnasium as gym
 import numpy as np
 
 from policies import spaces
-from policies.env_failures import EnvFailedError
-from policies.env_rows import ObservationRows, copy_struct, from_leaves, leaves, single_actions
+from policies.action_log import ActionLog
+from policies.env_failures import EnvFailedError, FailureCounts
+from policies.env_rows import ObservationRows, from_leaves, leaves, single_actions
 from policies.errors import RunError
+from policies.finite_rows import first_not_finite
+from policies.sample_batch import OBS, REWARDS
 from policies.vector_envs import ResetSeed, StepResult
 
 _log = logging.getLogger(__name__)
@@ -95,17 +98,17 @@ class SeededVectorEnv:
         self._handles = handles
         self._reset_seed = reset_seed
         self._horizon = horizon
-        self._max_restarts = max_restarts
         self._rows = ObservationRows(name, observation_space, self.num_envs)
         self._all = range(self.num_envs)
         self._obs: Struct = None
         self._episode = np.full(self.num_envs, -1, np.int64)
         self._seed = np.zeros(self.num_envs, np.int64)
         self._t = np.zeros(self.num_envs, np.int64)
-        self._failures = [0] * self.num_envs
-        self._first_error = [""] * self.num_envs
-        self._replays = not handles[0].own_state
-        self._actions: list[list[Any]] = [[] for _ in self._all]
+        self._failures = FailureCounts(name, self.num_envs, max_restarts)
+        # Failed resets that no step has reported yet.
+        self._reset_failed: Failures = []
+        own_state = handles[0].own_state
+        self._replayed = None if own_state else ActionLog(action_space, self.num_envs)
 
     @property
     def episodes(self) -> np.ndarray:
@@ -149,14 +152,14 @@ class SeededVectorEnv:
         for index, error in failed:
             self._restart(index, error, obs)
         ended = np.flatnonzero(result.terminateds | result.truncateds).tolist()
-        final_obs, reset_failed = None, []
+        final_obs = None
         if ended:
             final_obs = self._rows.copy(obs)
-            for index in ended:
-                self._failures[index], self._first_error[index] = 0, ""
-                self._episode[index] += 1
-            reset_failed = self._begin(ended, obs)
+            self._failures.forgive(ended)
+            self._episode[ended] += 1
+            self._begin(ended, obs)
         self._obs = self._rows.copy(obs)
+        reset_failed, self._reset_failed = self._reset_failed, []
         return result._replace(final_obs=final_obs, failed=failed, reset_failed=reset_failed)
 
     def _collect(self, indices: Sequence[int], result: StepResult) -> Failures:
@@ -181,21 +184,22 @@ class SeededVectorEnv:
         self._t += valid
         if self._horizon is not None:
             result.truncateds[valid & (self._t >= self._horizon)] = True
-        self._rows.require_finite(result.obs, valid)
-        if not np.isfinite(result.rewards).all():
-            index = int((~np.isfinite(result.rewards)).argmax())
+        self._require_finite({OBS: result.obs, REWARDS: result.rewards}, valid)
+        if self._replayed is not None:
+            # A second copy, since the environment may have changed the action it was given.
+            self._replayed.append(actions, valid)
+
+    def _require_finite(self, columns: Mapping[str, Struct], rows: np.ndarray) -> None:
+        found = first_not_finite(columns, rows=rows)
+        if found is not None:
+            column, index, value = found
             raise RunError(
-                f"environment {self.name!r} (env {index}): rewards is {result.rewards[index]} "
+                f"environment {self.name!r} (env {index}): {column} is not finite ({value}) "
                 f"at step {self._t[index]} of its episode"
             )
-        if self._replays:
-            # A second copy, since the environment may have changed the action it was given.
-            copies = single_actions(self.action_space, actions)
-            for index in np.flatnonzero(valid).tolist():
-                self._actions[index].append(copies[index])
 
-    def _begin(self, indices: Sequence[int], obs: Struct) -> Failures:
-        """Resets environments to their present episode; returns those restarted for it."""
+    def _begin(self, indices: Sequence[int], obs: Struct) -> None:
+        """Resets environments to their present episode; notes those that failed."""
         for index in indices:
             self._submit_reset(index)
         failures = []
@@ -206,24 +210,23 @@ class SeededVectorEnv:
                 failures.append((index, str(failure)))
         for index, error in failures:
             _log.warning("environment %r (env %d) failed in reset: %s", self.name, index, error)
+            self._reset_failed.append((index, error))
             self._restart(index, error, obs)
-        # Rows that are not finite here cannot be another environment's: those were checked.
-        self._rows.require_finite(obs)
-        return failures
+        begun = np.zeros(self.num_envs, np.bool_)
+        begun[indices] = True
+        self._require_finite({OBS: obs}, begun)
 
     def _submit_reset(self, index: int) -> None:
         seed = int(self._reset_seed(index, int(self._episode[index])))
         self._seed[index], self._t[index] = seed, 0
-        self._actions[index] = []
+        if self._replayed is not None:
+            self._replayed.begin(index)
         self._handles[index].submit("reset", seed)
 
     def _restart(self, index: int, error: str, obs: Struct) -> None:
         """Replaces a failed environment and starts its next episode, if it may fail once more."""
         while True:
-            self._failures[index] += 1
-            self._first_error[index] = self._first_error[index] or error
-            if self._failures[index] > self._max_restarts:
-                raise self._too_many(index)
+            self._failures.add(index, error)
             self._episode[index] += 1
             try:
                 self._handles[index].restart()
@@ -232,16 +235,7 @@ class SeededVectorEnv:
                 return
             except EnvFailedError as failure:
                 error = str(failure)
-
-    def _too_many(self, index: int) -> RunError:
-        times = self._failures[index]
-        first = self._first_error[index]
-        if times == 1:
-            return RunError(f"environment {self.name!r} (env {index}) failed: {first}")
-        return RunError(
-            f"environment {self.name!r} (env {index}) failed {times} times without finishing an "
-            f"episode (max_restarts={self._max_restarts}); the first error: {first}"
-        )
+                self._reset_failed.append((index, error))
 
     def _require_reset(self, call: str) -> None:
         if self._obs is None:
@@ -253,31 +247,40 @@ class SeededVectorEnv:
         state = {"episode": self._episode.copy(), "seed": self._seed.copy(), "t": self._t.copy()}
         for k, leaf in enumerate(leaves(self.observation_space, self._obs)):
             state[f"obs/{k}"] = leaf.copy()
-        if self._replays:
-            taken = [action for actions in self._actions for action in actions]
-            batch = spaces.stack(self.action_space, taken)
-            for k, leaf in enumerate(leaves(self.action_space, batch)):
-                state[f"actions/{k}"] = leaf
-            return state
+        state |= self._failures.get_state()
+        if self._replayed is not None:
+            self._require_replayable(self._replayed)
+            actions = self._replayed.to_arrays()
+            return state | {f"actions/{name}": array for name, array in actions.items()}
         for index, handle in enumerate(self._handles):
             handle.submit("save")
             arrays = self._result(index, "get_state()")
             state.update({f"envs/{index}/{name}": array for name, array in arrays.items()})
         return state
 
+    def _require_replayable(self, log: ActionLog) -> None:
+        index = log.too_long()
+        if index is not None:
+            raise RunError(
+                f"environment {self.name!r} (env {index}): its episode has run for "
+                f"{self._t[index]:,} steps and has to be replayed to be restored, which is limited "
+                f"to {log.limit:,}; set horizon, or give the environment get_state() and "
+                "set_state()"
+            )
+
     def set_state(self, state: Mapping[str, np.ndarray]) -> Struct:
         """Goes on from `get_state`; see `VectorEnv.set_state`."""
         try:
             self._load_counters(state)
-            if self._replays:
-                self._submit_replays(state)
+            if self._replayed is not None:
+                self._submit_replays(self._replayed, state)
             else:
                 self._submit_loads(state)
         except KeyError as error:
             raise RunError(f"saved state of environment {self.name!r} lacks {error}") from error
         for index in self._all:
             obs = self._result(index, "restoring its state")
-            if self._replays:
+            if self._replayed is not None:
                 self._require_same(index, obs)
         return self._rows.copy(self._obs)
 
@@ -293,28 +296,22 @@ class SeededVectorEnv:
         count = len(spaces.leaf_spaces(self.observation_space))
         obs = from_leaves(self.observation_space, [state[f"obs/{k}"] for k in range(count)])
         self._obs = self._rows.copy(obs)
-        self._failures = [0] * self.num_envs
-        self._first_error = [""] * self.num_envs
+        self._failures.set_state(state)
+        self._reset_failed = []
 
-    def _submit_replays(self, state: Mapping[str, np.ndarray]) -> None:
-        count = len(spaces.leaf_spaces(self.action_space))
-        batch = from_leaves(self.action_space, [state[f"actions/{k}"] for k in range(count)])
-        taken = single_actions(self.action_space, copy_struct(self.action_space, batch))
-        kept = single_actions(self.action_space, copy_struct(self.action_space, batch))
-        if len(taken) != int(self._t.sum()):
-            raise RunError(f"saved state of environment {self.name!r} has lost actions")
-        bounds = [0, *np.cumsum(self._t).tolist()]
+    def _submit_replays(self, log: ActionLog, state: Mapping[str, np.ndarray]) -> None:
+        try:
+            actions = log.load(_under("actions/", state), self._t)
+        except ValueError as error:
+            raise RunError(f"saved state of environment {self.name!r}: {error}") from error
         for index, handle in enumerate(self._handles):
-            rows = slice(bounds[index], bounds[index + 1])
-            self._actions[index] = kept[rows]
-            handle.submit("replay", int(self._seed[index]), taken[rows])
+            handle.submit("replay", int(self._seed[index]), actions[index])
 
     def _submit_loads(self, state: Mapping[str, np.ndarray]) -> None:
         for index, handle in enumerate(self._handles):
-            prefix = f"envs/{index}/"
-            arrays = {n.removeprefix(prefix): a for n, a in state.items() if n.startswith(prefix)}
+            arrays = _under(f"envs/{index}/", state)
             if not arrays:
-                raise KeyError(f"{prefix}*")
+                raise KeyError(f"envs/{index}/*")
             handle.submit("load", int(self._seed[index]), arrays)
 
     def _result(self, index: int, action: str) -> Any:
@@ -345,3 +342,7 @@ class SeededVectorEnv:
         """Releases the environments."""
         for handle in self._handles:
             handle.close()
+
+
+def _under(prefix: str, arrays: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+    return {n.removeprefix(prefix): a for n, a in arrays.items() if n.startswith(prefix)}

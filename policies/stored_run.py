@@ -120,18 +120,10 @@ def open_run(
     stored = read_stored_run(directory)
     require_allowed(stored.settings, given, allowed, directory.url)
     before = stored.config()
-    after = load_config(type(before), flags=_merged(config_dict(before), given))
+    after = load_config(type(before), base=config_dict(before), flags=given)
     refuse_changes(before, after, directory.url)
     spaces = stored.observation_space, stored.action_space
     return after, TrainingRun.of(directory.url, stored.algo, after, *spaces, stored.env_state)
-
-
-def _merged(under: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
-    merged = dict(under)
-    for key, value in over.items():
-        both = isinstance(value, Mapping) and isinstance(merged.get(key), Mapping)
-        merged[key] = _merged(merged[key], value) if both else value
-    return merged
 
 
 def read_stored_run(directory: RunDirectory) -> StoredRun:
@@ -168,12 +160,16 @@ def copy_version(source: RunDirectory, info: VersionInfo, url: str) -> RunDirect
         ConfigError: `url` holds a run already.
         RunError: A file is missing or damaged.
     """
-    target = RunDirectory.create(url, source.config())
+    target = RunDirectory(url)
+    if target.exists():
+        raise ConfigError(f"{target.url} holds a run already: choose another folder")
     folder = f"{VERSIONS}/{info.version:08d}"
-    for record in info.files:
-        target.store.replace(f"{folder}/{record.name}", read_verified(info.path, record))
-    target.store.create(f"{folder}/{MANIFEST}", canonical_json(info.manifest))
-    return target
+    names = [f"{folder}/{record.name}" for record in info.files]
+    for name, record in zip(names, info.files, strict=True):
+        target.store.replace(name, read_verified(info.path, record))
+    target.store.create(f"{folder}/{MANIFEST}", canonical_json(info.manifest), after=names)
+    # Last: a folder without it is no run, so a copy that was cut short is never taken for one.
+    return RunDirectory.create(url, source.config())
 
 
 def imported_names(settings: Mapping[str, Any]) -> dict[str, str]:
@@ -206,8 +202,8 @@ def require_allowed(
     ours = imported_names(given)
     for setting, name in imported_names(stored).items():
         module = name.partition(":")[0] if ":" in name else name.rpartition(".")[0]
-        parents = {module[: len(m)] for m in allowed if module == m or module.startswith(f"{m}.")}
-        if ours.get(setting) != name and not parents:
+        is_allowed = any(module == m or module.startswith(f"{m}.") for m in allowed)
+        if ours.get(setting) != name and not is_allowed:
             raise ConfigError(
                 f"{url} names code to import, {setting}={name}; "
                 f"if you trust it, pass --allow_import={module}"

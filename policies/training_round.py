@@ -23,7 +23,7 @@ from policies.errors import RunError
 from policies.evaluation import evaluate
 from policies.filters import MeanStd
 from policies.learners.learner import LearnerState, learner_threads
-from policies.manifest import FileRecord, canonical_json
+from policies.manifest import FileRecord, TornManifestError, canonical_json
 from policies.random_streams import Purpose
 from policies.run_directory import TIMINGS, VersionInfo
 from policies.sample_batch import ENV, ENV_STEP, SHARD, SampleBatch, concat
@@ -31,6 +31,7 @@ from policies.stopping import reaches
 from policies.training_run import TrainingRun
 
 PASS = "pass"
+MAX_ELEMENT_BYTES = 8_000_000
 
 _PASS_BATCH = pa.RecordBatch.from_arrays(
     [pa.array([], pa.int32())], schema=pa.schema([("shard", pa.int32())], metadata={"kind": PASS})
@@ -46,18 +47,28 @@ class VersionDraft:
             has stopped, or somebody else published it.
         facts: The manifest so far, without parent.
         seconds: Wall time of the steps, and `evaluated_at` (Unix time); never in the manifest.
+        env_error: What an environment raised. It may hold paths and addresses, so it stays out of
+            the manifest as well.
     """
 
     version: int
     facts: dict[str, Any] | None
     seconds: dict[str, float]
+    env_error: str | None = None
 
     def to_json(self) -> bytes:
         """Encodes the draft."""
         facts = self.facts
         if facts is not None:
             facts = facts | {"files": [record.to_json() for record in facts["files"]]}
-        return canonical_json({"version": self.version, "facts": facts, "seconds": self.seconds})
+        return canonical_json(
+            {
+                "version": self.version,
+                "facts": facts,
+                "seconds": self.seconds,
+                "env_error": self.env_error,
+            }
+        )
 
     @classmethod
     def from_json(cls, data: bytes) -> VersionDraft:
@@ -66,7 +77,7 @@ class VersionDraft:
         facts = value["facts"]
         if facts is not None:
             facts["files"] = [FileRecord.from_json(entry) for entry in facts["files"]]
-        return cls(value["version"], facts, value["seconds"])
+        return cls(value["version"], facts, value["seconds"], value["env_error"])
 
 
 # --- collect ------------------------------------------------------------------------------------
@@ -99,10 +110,16 @@ def collect(run: TrainingRun, path: str, shard: int) -> list[pa.RecordBatch]:
     state = runner.get_state()
     run.keep_policy(policy, weights)
     run.keep_runner(runner, snapshots.snapshot_sha256(state))
-    batches = [with_kind(rollout.steps.record_batch, STEPS), rollout.episodes, state]
+    batches = [*in_pieces(with_kind(rollout.steps.record_batch, STEPS)), rollout.episodes, state]
     if rollout.filter_delta is not None:
         batches.append(rollout.filter_delta)
     return batches
+
+
+def in_pieces(batch: pa.RecordBatch) -> list[pa.RecordBatch]:
+    """Slices of a batch of at most `MAX_ELEMENT_BYTES`, since runners bound a shuffled value."""
+    rows = max(1, int(len(batch) * MAX_ELEMENT_BYTES / max(1, batch.nbytes)))
+    return [batch.slice(start, rows) for start in range(0, max(1, len(batch)), rows)]
 
 
 # --- learn --------------------------------------------------------------------------------------
@@ -143,17 +160,35 @@ def learn(run: TrainingRun, path: str, batches: Sequence[pa.RecordBatch]) -> Ver
         "collect": max(float(_metadata(batch)["seconds"]) for batch in by_kind[EPISODES]),
         "learn": learn_seconds,
     }
-    return VersionDraft(version, facts, seconds)
+    return VersionDraft(version, facts, seconds, _env_error(by_kind[EPISODES]))
+
+
+def _env_error(batches: Sequence[pa.RecordBatch]) -> str | None:
+    """What the first environment that failed raised, by shard."""
+    errors = [_metadata(batch)["first_error"] for batch in _by_shard(batches).values()]
+    return next((error for error in errors if error), None)
 
 
 def sorted_steps(batches: Sequence[pa.RecordBatch]) -> SampleBatch:
-    """All rows of a round by (shard, env, env_step), whatever order they arrived in."""
-    ordered = sorted(batches, key=lambda batch: batch.column(SHARD)[0].as_py() if len(batch) else 0)
-    steps = concat([SampleBatch(batch) for batch in ordered])
-    order = np.lexsort((steps[ENV_STEP], steps[ENV], steps[SHARD]))
-    if np.array_equal(order, np.arange(len(steps))):
+    """All rows of a round by (shard, env, env_step), whatever order they arrived in.
+
+    A row that arrives twice, as it may where a runner repeats a stage, counts once.
+    """
+    pieces = sorted((SampleBatch(batch) for batch in batches), key=_first_key)
+    steps = concat(pieces)
+    keys = steps[SHARD], steps[ENV], steps[ENV_STEP]
+    order = np.lexsort(keys[::-1])
+    new = np.ones(len(steps), np.bool_)
+    new[1:] = np.any([np.diff(key[order]) != 0 for key in keys], axis=0)
+    if new.all() and np.array_equal(order, np.arange(len(steps))):
         return steps
-    return steps.take(order)
+    return steps.take(order[new])
+
+
+def _first_key(steps: SampleBatch) -> tuple[int, ...]:
+    if not len(steps):
+        return (-1,)
+    return tuple(int(steps[name][0]) for name in (SHARD, ENV, ENV_STEP))
 
 
 def _merge_filter(state: LearnerState, deltas: Sequence[pa.RecordBatch]) -> None:
@@ -189,12 +224,9 @@ def _episode_facts(
     window = run.config.metrics_smoothing_episodes
     recent = [*info.manifest["recent_returns"], *returns][-window:]
     restarts = sum(int(_metadata(batch)["env_restarts"]) for batch in batches)
-    env_errors = sorted(_metadata(batch)["first_error"] for batch in batches)
     steps = sum(int(_metadata(batch)["env_steps"]) for batch in batches)
     result: dict[str, Any] = {"episodes": metrics.result(), "env_steps": steps, "rows": rows}
     result["env_restarts"] = restarts
-    if restarts:
-        result["env_error"] = env_errors[-1]
     return {
         "env_steps": int(info.manifest["env_steps"]) + steps,
         "recent_returns": recent,
@@ -245,8 +277,10 @@ def publish(run: TrainingRun, draft: VersionDraft) -> str:
     started = time.perf_counter()
     _, adopted = run.directory.publish(draft.version, draft.facts)
     if not adopted:
-        seconds = draft.seconds | {"publish": time.perf_counter() - started}
-        run.directory.write_json(f"versions/{draft.version:08d}/{TIMINGS}", seconds)
+        beside: dict[str, Any] = draft.seconds | {"publish": time.perf_counter() - started}
+        if draft.env_error is not None:
+            beside["env_error"] = draft.env_error
+        run.directory.write_json(f"versions/{draft.version:08d}/{TIMINGS}", beside)
     return path
 
 
@@ -261,7 +295,10 @@ def _version(run: TrainingRun, path: str) -> VersionInfo:
 
 
 def _published(run: TrainingRun, version: int) -> bool:
-    return run.directory.store.size(f"versions/{version:08d}/manifest.json") is not None
+    try:
+        return run.directory.find_version(version) is not None
+    except TornManifestError:
+        return False  # still being written: whoever publishes waits for it
 
 
 def _by_shard(batches: Sequence[pa.RecordBatch]) -> dict[int, pa.RecordBatch]:

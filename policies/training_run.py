@@ -29,7 +29,7 @@ from policies.stopping import stop_reason
 
 POLICY_ID = "default_policy"
 
-_RUNNERS = LiveCache(capacity=64, on_evict=lambda runner: runner.close())
+_RUNNERS = LiveCache(capacity=1024, on_evict=lambda runner: runner.close())
 _POLICIES = LiveCache(capacity=4)
 _LEARNERS = LiveCache(capacity=2)
 
@@ -126,7 +126,7 @@ class TrainingRun:
         """Writes a learner's state as the files of `version`: its part of the manifest."""
         weights = self.directory.write_arrays(version, "weights", state.policy.get_weights())
         optimizer = self.directory.write_arrays(version, "optimizer", state.optimizer.to_arrays())
-        _LEARNERS.put(state, self.live_key, weights.sha256, optimizer.sha256)
+        _LEARNERS.put(state, self.live_key, *self._learner_key(weights, optimizer))
         return {
             "files": [weights, optimizer],
             "policies": {
@@ -142,7 +142,8 @@ class TrainingRun:
         """The learner's state of a version, to be changed: the live one or a fresh one."""
         weights, optimizer = info.file("weights"), info.file("optimizer")
         state = cast(
-            "LearnerState | None", _LEARNERS.take(self.live_key, weights.sha256, optimizer.sha256)
+            "LearnerState | None",
+            _LEARNERS.take(self.live_key, *self._learner_key(weights, optimizer)),
         )
         if state is None:
             state = self.learner.initial_state(self.config, *self.spaces)
@@ -154,6 +155,10 @@ class TrainingRun:
                 scalars=info.manifest["policies"][POLICY_ID]["scalars"],
             )
         return state
+
+    def _learner_key(self, weights: FileRecord, optimizer: FileRecord) -> tuple[str, str, str]:
+        # A resume may move to another device; tensors do not follow by themselves.
+        return self.config.learner_device, weights.sha256, optimizer.sha256
 
     # --- acting -----------------------------------------------------------------------------
 
@@ -226,10 +231,10 @@ def round_steps(config: AlgorithmConfig) -> int:
     return config.rollout_fragment_length * fragments
 
 
-def forget_live_objects() -> None:
-    """Drops this process's live environments, policies and learners; files remain."""
+def forget_live_objects(run: TrainingRun | None = None) -> None:
+    """Closes and drops this process's live objects of a run, or of all; files remain."""
     for cache in (_RUNNERS, _POLICIES, _LEARNERS):
-        cache.clear()
+        cache.clear(None if run is None else run.live_key)
 
 
 @functools.lru_cache(maxsize=16)

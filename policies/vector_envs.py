@@ -15,7 +15,7 @@ import gymnasium as gym
 import numpy as np
 
 from policies.envs import EnvRef
-from policies.errors import ConfigError, RunError
+from policies.errors import ConfigError
 
 Struct = Any
 """A numpy array with leading axis n, or a dict or tuple of structs."""
@@ -43,8 +43,8 @@ class StepResult(NamedTuple):
         failed: (index, one-line error) of environments that failed in this step and were started
             again. Their unfinished episode, including this step, is to be dropped; `obs` holds the
             first observation of a new one.
-        reset_failed: the same for environments that failed in the reset after an episode had ended
-            properly. Nothing is lost: the row is valid.
+        reset_failed: the same for failures in a reset since the last step: after an episode had
+            ended properly, after a restart, in `reset` or in `reset_envs`. No row is lost to them.
     """
 
     obs: Struct
@@ -67,6 +67,8 @@ class VectorEnv(Protocol):
         action_space: Of one environment.
         can_skip: Whether `step` can leave environments alone and `reset_envs` works.
         has_state: Whether `get_state` and `set_state` work.
+        episodes: int64 [n], numbers of the running episodes, which are those that seeds are made
+            of; None where episodes have no seeds of their own.
 
     Example:
         >>> env = make_vector_env("CartPole-v1", {}, 2, reset_seed=lambda env, episode: episode)
@@ -81,6 +83,9 @@ class VectorEnv(Protocol):
     action_space: gym.Space[Any]
     can_skip: bool
     has_state: bool
+
+    @property
+    def episodes(self) -> np.ndarray | None: ...
 
     def reset(self, episodes: np.ndarray | None = None) -> Struct:
         """Starts an episode everywhere.
@@ -188,25 +193,4 @@ def make_vector_env(
         horizon=horizon,
         env_timeout_s=env_timeout_s,
         max_restarts=max_restarts,
-    )
-
-
-def require_finite(name: str, column: str, values: np.ndarray) -> None:
-    """Checks a round's floats of one column for NaN and infinity; other dtypes pass.
-
-    Args:
-        name: The environment.
-        column: What the values are, for the message.
-        values: [steps, n, ...].
-
-    Raises:
-        RunError: naming environment, index, step and column of the first bad value.
-    """
-    if values.dtype.kind != "f" or np.isfinite(values).all():
-        return
-    bad = ~np.isfinite(values).reshape(*values.shape[:2], -1).all(axis=2)
-    step, index = (int(i) for i in np.argwhere(bad)[0])
-    raise RunError(
-        f"environment {name!r} (env {index}) gave {column} that are not finite "
-        f"at vector step {step}: {' '.join(str(values[step, index]).split())[:200]}"
     )

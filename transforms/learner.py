@@ -40,25 +40,20 @@ class UpdatePolicy(beam.PTransform):
 
     Args:
         run: The run.
-        resource_hints: Beam resource hints of the learner stage, such as `accelerator`.
 
     Input: (path of a version, all record batches of its round), grouped. Output: a `VersionDraft`,
     whose files are written and whose manifest is not. The rows are sorted, so the order in which
     a runner delivers them changes nothing. A bundle that runs again writes the same files.
     """
 
-    def __init__(self, run: TrainingRun, resource_hints: dict[str, str] | None = None) -> None:
+    def __init__(self, run: TrainingRun) -> None:
         super().__init__()
         self.run = run
-        self.hints = resource_hints or {}
 
     def expand(
         self, rounds: beam.PCollection[tuple[str, Iterable[pa.RecordBatch]]]
     ) -> beam.PCollection[VersionDraft]:
-        learn_round = beam.ParDo(_Learn(self.run)).with_output_types(VersionDraft)
-        if self.hints:
-            learn_round = learn_round.with_resource_hints(**self.hints)
-        return rounds | "Learn" >> learn_round
+        return rounds | "Learn" >> beam.ParDo(_Learn(self.run)).with_output_types(VersionDraft)
 
 
 class EvaluatePolicy(beam.PTransform):

@@ -19,27 +19,26 @@ class CollectRollouts(beam.PTransform):
     Args:
         run: The run. Its weights do not travel in the pipeline: each element names a version, and
             stages read its files.
-        shards: Number of shards; more than one are spread over workers by a shuffle of tickets.
 
     Input: paths of versions. Output: (path, record batch), where `kind` in a batch's schema
     metadata tells steps, episodes, snapshots and filter deltas apart. A path whose run has stopped
-    gives exactly one batch of kind `pass`, so that every round ends in exactly one path.
+    gives exactly one batch of kind `pass`, so that every round ends in exactly one path. Several
+    shards are spread over workers by a shuffle of their tickets.
 
     Example:
-        >>> batches = paths | CollectRollouts(run, shards=4)
+        >>> batches = paths | CollectRollouts(run)
         >>> paths = batches | beam.GroupByKey() | UpdatePolicy(run) | PublishVersion(run)
     """
 
-    def __init__(self, run: TrainingRun, shards: int) -> None:
+    def __init__(self, run: TrainingRun) -> None:
         super().__init__()
         self.run = run
-        self.shards = shards
 
     def expand(self, paths: beam.PCollection[str]) -> beam.PCollection[KeyedBatch]:
         tickets = paths | "IssueTickets" >> beam.ParDo(_IssueTickets(self.run)).with_output_types(
             Ticket
         )
-        if self.shards > 1:
+        if self.run.config.num_rollout_workers > 1:
             tickets |= "SpreadShards" >> beam.Reshuffle()
         return tickets | "Sample" >> beam.ParDo(_Sample(self.run)).with_output_types(KeyedBatch)
 

@@ -30,19 +30,26 @@ class TrainRounds(beam.PTransform):
     Args:
         run: The run.
         rounds: Rounds to unroll. Rounds after a stop condition pass the path on.
-        resource_hints: Beam resource hints of the learner stage.
+        resource_hints: Beam resource hints of the three stages that learn.
+        stable_start: Shuffle the path that the job starts from, so that a runner that computes a
+            lost partition again does not look a newer version up. Not needed in one process.
 
     Input: the pipeline. Output: the path of the newest version at the end. The graph holds no
     state of the run, its first stage looks the newest version up: the same graph may run again.
     """
 
     def __init__(
-        self, run: TrainingRun, rounds: int, resource_hints: dict[str, str] | None = None
+        self,
+        run: TrainingRun,
+        rounds: int,
+        resource_hints: dict[str, str] | None = None,
+        stable_start: bool = False,
     ) -> None:
         super().__init__()
         self.run = run
         self.rounds = rounds
         self.hints = resource_hints
+        self.stable_start = stable_start
 
     def expand(self, root: beam.pvalue.PBegin) -> beam.PCollection[str]:
         paths = (
@@ -51,6 +58,8 @@ class TrainRounds(beam.PTransform):
             | "RoundWindows" >> beam.WindowInto(FixedWindows(1))
             | "NewestVersion" >> beam.ParDo(_NewestVersion(self.run.url)).with_output_types(str)
         )
+        if self.stable_start:
+            paths |= "KeepStart" >> beam.Reshuffle()
         for index in range(self.rounds):
             paths |= f"Round{index + 1}" >> TrainRound(self.run, self.hints)
         return paths
@@ -61,7 +70,8 @@ class TrainRound(beam.PTransform):
 
     Args:
         run: The run.
-        resource_hints: Beam resource hints of the learner stage.
+        resource_hints: Beam resource hints of the three stages that learn. They have the same, or
+            runners would not fuse them.
 
     Everything of a round goes through one GroupByKey, and the three stages after it stay fused.
     """
@@ -72,14 +82,16 @@ class TrainRound(beam.PTransform):
         self.hints = resource_hints
 
     def expand(self, paths: beam.PCollection[str]) -> beam.PCollection[str]:
-        return (
-            paths
-            | CollectRollouts(self.run, self.run.config.num_rollout_workers)
-            | "GroupRound" >> beam.GroupByKey()
-            | UpdatePolicy(self.run, self.hints)
-            | EvaluatePolicy(self.run)
-            | PublishVersion(self.run)
-        )
+        stages: list[beam.PTransform] = [
+            UpdatePolicy(self.run),
+            EvaluatePolicy(self.run),
+            PublishVersion(self.run),
+        ]
+        batches = paths | CollectRollouts(self.run)
+        learned = batches | "GroupRound" >> beam.GroupByKey()
+        for stage in stages:
+            learned |= stage.with_resource_hints(**self.hints) if self.hints else stage
+        return learned
 
 
 class _NewestVersion(beam.DoFn):

@@ -11,7 +11,6 @@ from collections.abc import Mapping
 
 import numpy as np
 import torch
-from torch.autograd.graph import increment_version
 
 from policies.errors import RunError
 
@@ -82,8 +81,6 @@ class Adam:
             amsgrad=False,
             maximize=False,
         )
-        # The kernel does not count its changes, by which actors see that weights are new.
-        increment_version(self._parameters)
         for parameter in self._parameters:
             parameter.grad = None
         return norm

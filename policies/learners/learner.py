@@ -9,20 +9,25 @@ from __future__ import annotations
 
 import difflib
 import importlib
+import threading
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
+from functools import cache
 from typing import Any, Protocol, cast
 
 import gymnasium as gym
 import numpy as np
 import torch
+from threadpoolctl import ThreadpoolController
 
 from policies.config import AlgorithmConfig
 from policies.errors import ConfigError
+from policies.filters import MeanStd
 from policies.learners.adam import Adam
 from policies.policy import Policy
-from policies.sample_batch import SampleBatch
+from policies.sample_batch import OBS, SHARD, SampleBatch
+from policies.spaces import index
 
 _MODULES = {"ppo": "policies.learners.ppo"}
 
@@ -75,7 +80,10 @@ class Learner(Protocol):
     def update(
         self, config: Any, state: LearnerState, batch: SampleBatch
     ) -> tuple[LearnerState, dict[str, float]]:
-        """Learns from one round's rows, sorted by (shard, env, env_step)."""
+        """Learns from one round's rows, sorted by (shard, env, env_step).
+
+        The filter takes part: after the weights it too is the next version's.
+        """
 
 
 def learner_named(name: str) -> Learner:
@@ -108,21 +116,73 @@ def policy_for(
     )
 
 
-def use_threads(threads: int) -> None:
-    """Fixes torch's threads in a worker: small networks are far slower with several."""
-    if torch.get_num_threads() != threads:
-        torch.set_num_threads(threads)
+def merge_observations(state: LearnerState, batch: SampleBatch) -> None:
+    """Adds a round's raw observations to the filter, for the next version; no filter, no effect.
+
+    Shard by shard in ascending order, each summed by itself: float sums depend on the order.
+    """
+    policy, merged = state.policy, state.policy.filter
+    if merged is None:
+        return
+    space, obs = policy.observation_space, batch[OBS]
+    shards = batch[SHARD] if SHARD in batch else np.zeros(len(batch), np.int32)
+    for shard in np.unique(shards):
+        rows = index(space, obs, shards == shard)
+        merged = MeanStd.merge(merged, MeanStd.from_batch(space, rows))
+    policy.filter = merged
 
 
 @contextmanager
 def learner_threads(threads: int) -> Iterator[None]:
-    """Torch computes with `threads` threads inside, on which the bits depend, and as before after.
+    """Torch and numpy compute with `threads` threads inside, on which the bits depend.
 
-    A library user's process so keeps its own setting.
+    Afterwards a library user's process has its own setting again. Where several threads of one
+    process are inside, the last to leave puts it back, so that none computes with it before.
     """
-    before = torch.get_num_threads()
-    use_threads(threads)
+    token = _THREADS.enter(threads)
     try:
         yield
     finally:
-        use_threads(before)
+        _THREADS.leave(token)
+
+
+class _Threads:
+    """The numbers of threads that were asked for and still hold; the latest counts."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._inside: dict[object, int] = {}
+        self._before = ExitStack()
+
+    def enter(self, threads: int) -> object:
+        with self._lock:
+            if not self._inside:
+                self._before.callback(torch.set_num_threads, torch.get_num_threads())
+                self._before.callback(_blas().limit().restore_original_limits)
+            _set_threads(threads)
+            token = object()
+            self._inside[token] = threads
+            return token
+
+    def leave(self, token: object) -> None:
+        with self._lock:
+            del self._inside[token]
+            if self._inside:
+                _set_threads(next(reversed(self._inside.values())))
+            else:
+                self._before.close()
+
+
+_THREADS = _Threads()
+
+
+def _set_threads(threads: int) -> None:
+    if torch.get_num_threads() != threads:
+        torch.set_num_threads(threads)
+    _blas().limit(limits=threads)
+
+
+@cache
+def _blas() -> ThreadpoolController:
+    """Numpy's linear algebra. Found once: a look through all loaded libraries takes 10 ms."""
+    return ThreadpoolController().select(user_api="blas")

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import logging
+import subprocess
 import sys
 import time
+import traceback
 from collections.abc import Callable
 from pathlib import Path
 
@@ -78,10 +80,7 @@ def test_a_job_runs_again_and_does_its_work_each_time(tmp_path: Path) -> None:
     assert log.read_text() == "xxx"
 
 
-@pytest.mark.parametrize("mode", ["in_memory", "multi_threading"])
-def test_errors_of_ours_keep_their_class_and_message_and_nothing_is_printed(
-    mode: str, stages: dict[str, Callable[[int], object]], capfd: pytest.CaptureFixture[str]
-) -> None:
+def require_clear_errors(stages: dict[str, Callable[[int], object]], mode: str) -> None:
     with pytest.raises(RunError) as failed:
         run(stages["fail"], mode)
     assert str(failed.value) == MESSAGE_LINE and type(failed.value) is RunError
@@ -92,14 +91,30 @@ def test_errors_of_ours_keep_their_class_and_message_and_nothing_is_printed(
         run(stages["break_down"], mode)
     assert "KeyError" in str(broken.value) and "some key" in str(broken.value)
     assert str(broken.value).endswith("(in Work)") and "Traceback" not in str(broken.value)
-    assert "break_down" in "".join(traceback_of(broken.value))
+    assert "break_down" in "".join(traceback.format_exception(broken.value))
+
+
+def test_errors_of_ours_keep_their_class_and_message_and_nothing_is_printed(
+    stages: dict[str, Callable[[int], object]], capfd: pytest.CaptureFixture[str]
+) -> None:
+    require_clear_errors(stages, "in_memory")
     assert capfd.readouterr().err == ""
 
 
-def traceback_of(error: BaseException) -> list[str]:
-    import traceback
-
-    return traceback.format_exception(error)
+def test_threads_fail_with_the_same_message_and_say_nothing(
+    stages: dict[str, Callable[[int], object]],
+) -> None:
+    # In a process of its own: threads of a failed job have things to say for seconds after it.
+    here, folder = Path(__file__), Path(stages["__file__"]).parent  # type: ignore[arg-type]
+    code = (
+        "import logging, sys\n"
+        "logging.getLogger().addHandler(logging.NullHandler())\n"
+        f"sys.path[:0] = [{str(here.parents[2])!r}, {str(here.parent)!r}, {str(folder)!r}]\n"
+        "import stages_to_fail, test_runners\n"
+        "test_runners.require_clear_errors(vars(stages_to_fail), 'multi_threading')\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120)
+    assert (done.returncode, done.stderr) == (0, "")
 
 
 def test_worker_processes_fail_with_the_same_message_and_say_nothing(

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from policies.metrics_log import MetricsLog
-from policies.round_results import RunSummary, process_started, read_seconds, round_result
+from policies.round_results import Beside, RunSummary, process_started, read_beside, round_result
 from policies.run_directory import TIMINGS, RunDirectory, VersionInfo
 
 
@@ -44,7 +44,6 @@ def test_a_round_reports_its_numbers_and_the_mean_of_recent_returns() -> None:
     metrics = {
         "env_steps": 64,
         "env_restarts": 1,
-        "env_error": "env 0: ValueError",
         "episodes": {"episodes": 3, "return_mean": 2.0, "length_mean": 7.0},
         "learner": {"kl": 0.5},
     }
@@ -54,7 +53,8 @@ def test_a_round_reports_its_numbers_and_the_mean_of_recent_returns() -> None:
         "recent_returns": [1.0, 2.0, 6.0],
         "evaluation": _evaluation(4.0),
     }
-    result = round_result(VersionInfo(2, "/run/versions/00000002", manifest, ""), {"learn": 0.25})
+    info = VersionInfo(2, "/run/versions/00000002", manifest, "")
+    result = round_result(info, {"learn": 0.25}, "env 0: ValueError")
     assert result == {
         "version": 2,
         "env_steps": 128,
@@ -81,9 +81,9 @@ def test_a_round_without_a_finished_episode_has_no_mean_return() -> None:
 
 
 def test_timings_that_a_killed_writer_left_out_are_empty(run: RunDirectory) -> None:
-    assert read_seconds(run, 1) == {}
-    run.write_json(f"versions/00000001/{TIMINGS}", {"learn": 0.5})
-    assert read_seconds(run, 1) == {"learn": 0.5}
+    assert read_beside(run, 1) == Beside()
+    run.write_json(f"versions/00000001/{TIMINGS}", {"learn": 0.5, "env_error": "bad", "x": [1]})
+    assert read_beside(run, 1) == Beside({"learn": 0.5}, "bad")
 
 
 def test_the_best_version_is_the_latest_of_equals() -> None:

@@ -11,6 +11,7 @@ import pytest
 from gymnasium.spaces import Box, Dict, Discrete
 
 from policies.errors import ConfigError, RunError
+from policies.file_store import FileStore
 from policies.learners.ppo import PPOConfig
 from policies.run_directory import RunDirectory
 from policies.stored_run import (
@@ -166,3 +167,28 @@ def test_a_damaged_version_is_not_copied(run: RunDirectory, tmp_path: Path) -> N
     with pytest.raises(RunError, match=weights.name):
         copy_version(run, run.read_version(0), str(tmp_path / "copy"))
     assert RunDirectory(tmp_path / "copy").newest_version() is None
+
+
+def test_a_copy_that_was_cut_short_is_no_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    source = RunDirectory.create(f"{tmp_path}/run", {"algo": "ppo"})
+    record = source.write_arrays(0, "weights", {"w": np.ones(3, np.float32)})
+    source.publish(0, {"files": [record]})
+    info = source.read_version(0)
+    create = FileStore.create
+
+    def killed(self: FileStore, name: str, *args: Any, **options: Any) -> bool:
+        if name.endswith("manifest.json"):
+            raise KeyboardInterrupt
+        return create(self, name, *args, **options)
+
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        patch.setattr(FileStore, "create", killed)
+        copy_version(source, info, f"{tmp_path}/copy")
+    with pytest.raises(ConfigError, match="is not a run directory"):
+        RunDirectory.open(f"{tmp_path}/copy")
+    copied = copy_version(source, info, f"{tmp_path}/copy")
+    assert copied.read_version(0).sha256 == info.sha256
+    with pytest.raises(ConfigError, match="holds a run already"):
+        copy_version(source, info, f"{tmp_path}/copy")

@@ -19,6 +19,7 @@ from policies.batch_kinds import EPISODES, SNAPSHOTS, STEPS, kind
 from policies.env_setup import check_env
 from policies.errors import RunError
 from policies.learners.ppo import PPOConfig
+from policies.round_results import read_beside
 from policies.run_directory import RunDirectory
 from policies.sample_batch import ENV, ENV_STEP, EPS_ID, REWARDS, SHARD, SampleBatch
 from policies.spaces import space_to_json
@@ -27,6 +28,7 @@ from policies.training_round import (
     VersionDraft,
     collect,
     evaluate_draft,
+    in_pieces,
     learn,
     publish,
     shards_to_collect,
@@ -244,10 +246,14 @@ def test_restarts_of_environments_are_counted_with_the_error(make_run: MakeRun) 
         env_config={"seeds": [_first_seed(make_run)], "after": 2, "length": 6},
     )
     path = run.publish_initial().path
-    facts = learn(run, path, _sample(run, path)).facts
-    assert facts is not None
-    assert facts["metrics"]["env_restarts"] == 1
-    assert "this environment fails in step" in facts["metrics"]["env_error"]
+    draft = learn(run, path, _sample(run, path))
+    assert draft.facts is not None and draft.facts["metrics"]["env_restarts"] == 1
+    # Its text holds a path of this machine, which must not decide the manifest's hash.
+    assert "this environment fails in step" in str(draft.env_error)
+    assert "this environment fails in step" not in json.dumps(draft.facts["metrics"])
+    publish(run, draft)
+    beside = read_beside(run.directory, draft.version)
+    assert beside.env_error == draft.env_error and set(beside.seconds) >= {"collect", "learn"}
 
 
 def _first_seed(make_run: MakeRun) -> int:
@@ -364,3 +370,31 @@ def test_a_draft_survives_its_encoding(make_run: MakeRun) -> None:
     assert draft.to_json() == VersionDraft.from_json(draft.to_json()).to_json()
     nothing = VersionDraft(7, None, {})
     assert VersionDraft.from_json(nothing.to_json()) == nothing
+
+
+def test_a_round_of_images_travels_in_pieces_that_runners_accept() -> None:
+    rows = 100
+    columns = {
+        EPS_ID: np.zeros(rows, np.int64),
+        SHARD: np.zeros(rows, np.int32),
+        ENV: np.zeros(rows, np.int32),
+        ENV_STEP: np.arange(rows),
+        "obs": np.zeros((rows, 400, 1000), np.uint8),
+    }
+    whole = SampleBatch.from_columns(columns)
+    pieces = in_pieces(whole.record_batch)
+    assert max(piece.nbytes for piece in pieces) <= 8_000_000 < whole.record_batch.nbytes
+    assert [len(piece) for piece in pieces] == [19] * 5 + [5]
+    joined = sorted_steps(pieces[::-1])
+    assert joined[ENV_STEP].tolist() == list(range(rows))
+
+
+def test_rows_that_arrive_twice_count_once() -> None:
+    columns = {
+        SHARD: np.array([0, 0, 1], np.int32),
+        ENV: np.array([0, 1, 0], np.int32),
+        ENV_STEP: np.array([7, 7, 7]),
+    }
+    batch = SampleBatch.from_columns(columns).record_batch
+    steps = sorted_steps([batch, batch.slice(1), batch.slice(0, 1)])
+    assert list(zip(steps[SHARD], steps[ENV], strict=True)) == [(0, 0), (0, 1), (1, 0)]

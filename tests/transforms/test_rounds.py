@@ -220,7 +220,7 @@ def test_the_graph_is_the_same_whatever_the_run_has_done(make_run: MakeRun) -> N
     assert _proto(run, 1).ByteSize() == before
 
 
-def test_only_the_learner_carries_its_resource_hints(make_run: MakeRun) -> None:
+def test_the_stages_that_learn_share_one_environment_with_hints(make_run: MakeRun) -> None:
     proto = _proto(make_run(), 1)
     environments = proto.components.environments
     hinted = {
@@ -228,7 +228,20 @@ def test_only_the_learner_carries_its_resource_hints(make_run: MakeRun) -> None:
         for transform in proto.components.transforms.values()
         if transform.environment_id and environments[transform.environment_id].resource_hints
     }
-    assert hinted and all("Learn" in name for name in hinted)
+    leaves = {name.rpartition("/")[2] for name in hinted}
+    assert {"Learn", "Evaluate", "Publish"} <= leaves
+    assert not leaves & {"Sample", "IssueTickets", "NewestVersion", "RoundWindows"}
+    # With different ones a runner would not fuse them.
+    assert (
+        len(
+            {
+                t.environment_id
+                for t in proto.components.transforms.values()
+                if t.unique_name in hinted
+            }
+        )
+        == 1
+    )
 
 
 def test_a_draft_is_encoded_as_text_that_repeats(make_run: MakeRun) -> None:
