@@ -18,6 +18,7 @@ from pipelines.run_settings import (
     checked,
     given_settings,
     learner_hints,
+    new_run,
     refuse_used_folder,
     require_device,
     with_env_name,
@@ -33,7 +34,7 @@ from policies.policy import Policy
 from policies.retention import prune, sweep_orphans
 from policies.run_directory import RunDirectory, VersionInfo
 from policies.run_lock import RunLock
-from policies.training_run import POLICY_ID, TrainingRun
+from policies.training_run import POLICY_ID, forget_live_objects
 from transforms.rounds import TrainRounds
 
 PRUNE_EVERY = 10
@@ -87,6 +88,7 @@ class Algorithm:
         started: float | None = None,
     ) -> None:
         self._started = time.time() if started is None else started
+        self._created = False
         directory = RunDirectory(tempfile.mkdtemp(prefix="beamrl-") if run_dir is None else run_dir)
         self._runner, self._flags, self._notify = runner, tuple(pipeline_flags), notify
         in_memory = runs_in_memory(runner_named(runner), self._flags)
@@ -97,7 +99,8 @@ class Algorithm:
         else:
             self.config = checked(config, algo or DEFAULT_ALGO)
             try:
-                self.run = self._create(directory, algo or DEFAULT_ALGO)
+                self.run = new_run(directory, self.config, algo or DEFAULT_ALGO, runner, notify)
+                self._created = True
             except ConfigError:
                 # Of two drivers that resume an absent run at once, one finds the other's.
                 if not (resume and directory.exists()):
@@ -115,11 +118,7 @@ class Algorithm:
         self._acting: tuple[str, Policy] | None = None
         self._pruned = 0
         self.results: list[dict[str, Any]] = []
-
-    def _create(self, directory: RunDirectory, algo: str) -> TrainingRun:
-        require_device(self.config, self._runner)
-        refuse_used_folder(directory)
-        return stored_run.create_run(directory, self.config, algo, self._notify)
+        self.rounds_made = 0
 
     # --- training ---------------------------------------------------------------------------
 
@@ -179,7 +178,7 @@ class Algorithm:
         """Runs up to `rounds` rounds, as one job (or jobs of 50).
 
         Returns:
-            The result of the last round; `results` holds one for each round of this object. A run
+            The result of the last round; `results` holds those of all rounds of this call. A run
             that has met a stop condition does nothing more; `stop_reason` in the result names it.
 
         Raises:
@@ -188,6 +187,7 @@ class Algorithm:
         if rounds < 1:
             raise ConfigError(f"train: rounds={rounds}, expected at least 1")
         self.start()
+        self.results = []
         while rounds > 0 and self.stop_reason() is None:
             part = min(rounds, MAX_ROUNDS_PER_JOB)
             self._run_job(part)
@@ -201,10 +201,8 @@ class Algorithm:
         self.require_lock()
         started = time.perf_counter()
         self._running = self._job(rounds)
-        try:
-            self._running.run()
-        finally:
-            self._running = None
+        self._running.run()
+        self._running = None
         self.require_lock()
         newest = self.run.directory.newest_version()
         if newest is None or newest.version == before:
@@ -213,8 +211,7 @@ class Algorithm:
 
     def cancel(self) -> None:
         """Asks a runner elsewhere to end the running job; from another thread than `train`."""
-        running = self._running
-        if running is not None:
+        if (running := self._running) is not None:
             running.cancel()
 
     def _take_in(self, before: int, newest: VersionInfo, wall: float) -> None:
@@ -231,6 +228,7 @@ class Algorithm:
             since = None if evaluated is None else evaluated - self._started
             self.summary.add(version, result["env_steps"], result["evaluation"], since)
             self.results.append(result)
+        self.rounds_made += made
         self._newest = newest
         if self.results:
             self.results[-1]["stop_reason"] = self.run.stop_reason(newest)
@@ -242,13 +240,8 @@ class Algorithm:
         """Removes old versions: keeps the last `keep_versions`, the best, every 100th."""
         assert self._lock is not None
         best = [v for v in [self.summary.best_version] if v is not None]
-        prune(
-            self.run.directory,
-            self._lock,
-            self._log,
-            keep_last=self.config.keep_versions,
-            best=best,
-        )
+        keep = self.config.keep_versions
+        prune(self.run.directory, self._lock, self._log, keep_last=keep, best=best)
         self._pruned = self.newest.version
 
     def _job(self, rounds: int) -> Job:
@@ -371,7 +364,8 @@ class Algorithm:
         return result if full_fetch or policy.is_recurrent else result[0]
 
     def _version_to_act(self) -> VersionInfo:
-        if self._newest is None and self.run.directory.newest_version() is None:
+        # A stored run without a version was cut short: an untrained policy must not pass for it.
+        if self._created and self._newest is None and not self.run.directory.version_numbers():
             return self.start()
         return self.newest
 
@@ -404,10 +398,11 @@ class Algorithm:
         return cls(options.pop("config", None), run_dir=path, resume=True, **options)
 
     def close(self) -> None:
-        """Releases the run's lock. The object may go on to act, or to train again."""
+        """Releases the run's lock and its environments. The object may act, or train again."""
         lock, self._lock = self._lock, None
         if lock is not None:
             lock.release()
+            forget_live_objects(self.run)
 
     def __enter__(self) -> Algorithm:
         return self

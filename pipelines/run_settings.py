@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from pipelines.runners import runner_named
@@ -12,6 +12,8 @@ from policies.config_loading import load_config
 from policies.errors import ConfigError
 from policies.learners.learner import learner_named
 from policies.run_directory import CONFIG, VERSIONS, RunDirectory
+from policies.stored_run import create_run
+from policies.training_run import TrainingRun
 
 DEFAULT_ALGO = "ppo"
 
@@ -33,6 +35,23 @@ def require_device(config: AlgorithmConfig, runner: str) -> None:
             f"learner_device={device}: this machine has {count or 'no'} usable CUDA devices; "
             "use learner_device=cpu"
         )
+
+
+def new_run(
+    directory: RunDirectory,
+    config: AlgorithmConfig,
+    algo: str,
+    runner: str,
+    notify: Callable[[str], None],
+) -> TrainingRun:
+    """Starts a run where nothing is in its way.
+
+    Raises:
+        ConfigError: The settings, the environment, the device or the folder are wrong.
+    """
+    require_device(config, runner)
+    refuse_used_folder(directory)
+    return create_run(directory, config, algo, notify)
 
 
 def refuse_used_folder(directory: RunDirectory) -> None:

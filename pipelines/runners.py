@@ -170,7 +170,7 @@ class Job:
         info = runner_named(runner)
         options = pipeline_options(info, flags)
         self._direct = _RepeatingRunner() if info.in_process else None
-        self._threads = options.view_as(DirectOptions).direct_running_mode == "multi_threading"
+        self._mode = options.view_as(DirectOptions).direct_running_mode
         self._result: Any = None
         self._pipeline = beam.Pipeline(runner=self._direct, options=options)
         build(self._pipeline)
@@ -211,10 +211,11 @@ class Job:
         level = logger.level
         logger.setLevel(logging.CRITICAL)
         try:
-            if not self._threads:
+            if self._mode != "in_memory":
+                threading.excepthook = local_worker.ignore_lost_channels
+            if self._mode != "multi_threading":
                 yield
                 return
-            threading.excepthook = local_worker.ignore_lost_channels
             stderr = sys.stderr
             sys.stderr = local_worker.WithoutTracebacks(stderr)
             yield

@@ -38,6 +38,7 @@ EXIT_FAILED, EXIT_WRONG = 1, 2
 ERROR_FILE = "error.txt"
 _STOPS = ("stop_return", "max_env_steps", "max_rounds", "max_seconds")
 _EVENTS_EVERY_S = 15.0
+_ROUNDS_A_FILE = 500
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -158,11 +159,10 @@ def _run(algorithm: Algorithm, view: TrainingView, started: float) -> dict[str, 
         reason = algorithm.stop_reason()
         try:
             while reason is None:
-                shown = len(algorithm.results)
                 algorithm.train(algorithm.config.rounds_per_job)
-                for result in algorithm.results[shown:]:
+                for result in algorithm.results:
                     view.round(result)
-                events.write_if_due()
+                events.add(algorithm.results)
                 reason = algorithm.stop_reason() or _out_of_time(algorithm.config, started)
         except RunError as error:
             raise _with_way_on(error, algorithm) from error
@@ -181,11 +181,20 @@ class _Events:
     def __init__(self, algorithm: Algorithm) -> None:
         self.first = 0
         self._algorithm = algorithm
+        self._rounds: list[dict[str, Any]] = []
         self._written, self._writing = time.monotonic(), False
 
-    def write_if_due(self) -> None:
-        """Writes, if the last time is some seconds ago."""
-        if time.monotonic() - self._written > _EVENTS_EVERY_S:
+    def add(self, results: Sequence[dict[str, Any]]) -> None:
+        """Takes in rounds, and writes if the last time is some seconds ago.
+
+        After `_ROUNDS_A_FILE` rounds a new file begins, so that neither memory nor the cost of a
+        write grows with the run.
+        """
+        self._rounds.extend(results)
+        if len(self._rounds) >= _ROUNDS_A_FILE:
+            self.write()
+            self.first, self._rounds = self._rounds[-1]["version"] + 1, []
+        elif time.monotonic() - self._written > _EVENTS_EVERY_S:
             self.write()
 
     def write(self) -> None:
@@ -195,7 +204,7 @@ class _Events:
         self._writing = True
         with contextlib.suppress(RunError):
             self._algorithm.require_lock()
-            write_events(self._algorithm.run_dir, self._algorithm.results, from_version=self.first)
+            write_events(self._algorithm.run_dir, self._rounds, from_version=self.first)
         self._written, self._writing = time.monotonic(), False
 
 

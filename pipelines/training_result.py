@@ -39,7 +39,7 @@ def write_result(algorithm: Algorithm, reason: str, started: float) -> dict[str,
         "config_sha256": config_sha256(algorithm.config),
         "run_dir": algorithm.run_dir,
     }
-    if algorithm.results or not previous:
+    if algorithm.rounds_made or not previous:
         result["wall_seconds"] = spent + time.time() - started
     if result != previous:
         algorithm.run.directory.write_json(RESULT, result)

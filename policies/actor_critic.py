@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
+import numpy as np
 import numpy.typing as npt
 import torch
 from torch import nn
@@ -50,6 +52,13 @@ class ActorCritic(nn.Module, ABC):
     def initial_state(self, n: int) -> tuple[npt.NDArray[Any], ...]:
         """The state of n new episodes: arrays [n, size]; empty without memory."""
         return ()
+
+    def training_on(self, rng: np.random.Generator) -> AbstractContextManager[None]:
+        """While it lasts, layers behave as in training, and draw from `rng` alone.
+
+        Outside they act alike each time. The networks of this package have no layer that differs.
+        """
+        return nullcontext()
 
 
 def map_tensors(function: Any, struct: Any) -> Any:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import importlib
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import gymnasium as gym
@@ -14,6 +16,7 @@ from torch import nn
 from policies.actor_critic import ActorCritic, State, leading_shape, map_tensors
 from policies.errors import ConfigError
 from policies.model_config import ModelConfig
+from policies.torch_random import torch_seeded_from
 
 
 class Custom(ActorCritic):
@@ -23,12 +26,16 @@ class Custom(ActorCritic):
     tuple of arrays [n, size], it has memory: forward(obs, state) then returns (distribution inputs,
     values, next state). The observations are tensors in the structure of the space, Discrete as
     int64 [n].
+
+    It is in evaluation mode but for gradient steps: Dropout is off and BatchNorm uses its running
+    statistics when acting, evaluating and estimating values.
     """
 
     def __init__(self, module: nn.Module) -> None:
         super().__init__()
         self.module = module
         self.is_recurrent = hasattr(module, "initial_state")
+        self.eval()
 
     def forward(self, obs: Any, state: State = ()) -> tuple[torch.Tensor, torch.Tensor, State]:
         """One step of the module."""
@@ -52,6 +59,16 @@ class Custom(ActorCritic):
             return ()
         start: Any = self.module.initial_state
         return tuple(np.array(array, np.float32) for array in start(n))
+
+    @contextmanager
+    def training_on(self, rng: np.random.Generator) -> Iterator[None]:
+        """Training mode; torch's generators are seeded from `rng`, and put back afterwards."""
+        with torch_seeded_from(rng, next(self.parameters()).device):
+            self.train()
+            try:
+                yield
+            finally:
+                self.eval()
 
 
 def build_custom(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import os
+import re
 import traceback
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -13,6 +14,7 @@ import numpy as np
 from policies.errors import RunError
 
 _MAX_MESSAGE = 500
+_OF_THIS_MACHINE = re.compile(r"(?<![\w./])/(?:[^\s/()'\"]+/)+| at 0x[0-9a-fA-F]+")
 _FRAMEWORKS = tuple(f"{os.sep}{package}{os.sep}" for package in ("gymnasium", "numpy", "policies"))
 
 
@@ -62,8 +64,12 @@ class FailureCounts:
             self._counts[index], self._first_errors[index] = 0, ""
 
     def get_state(self) -> dict[str, np.ndarray]:
-        """The counts (int64 [num_envs]) and first errors (text [num_envs])."""
-        errors = np.array(self._first_errors, np.str_)
+        """The counts (int64 [num_envs]) and first errors (text [num_envs]).
+
+        The errors are without folders and addresses: a saved state has the same bits wherever it
+        was made.
+        """
+        errors = np.array([_OF_THIS_MACHINE.sub("", e) for e in self._first_errors], np.str_)
         return {self._COUNT: np.array(self._counts, np.int64), self._ERROR: errors}
 
     def set_state(self, state: Mapping[str, np.ndarray]) -> None:

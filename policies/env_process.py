@@ -12,7 +12,7 @@ import socket
 import sys
 import threading
 import warnings
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -101,14 +101,27 @@ class _Served:
             batch = from_leaves(self._action_space, [arrays[str(k)] for k in range(len(arrays))])
             actions = single_actions(self._action_space, batch)
             arguments += (actions,) if operation == "replay" else (actions[0],)
-        self._env.submit(operation, *arguments)
-        result = self._env.result()
+        if operation == "replay":
+            return {}, self._leaves(self._replay(request["id"], *arguments))
+        result = self._call(operation, *arguments)
         if operation == "step":
             obs, *outcome = result
             return {"outcome": outcome}, self._leaves(obs)
-        if operation in ("reset", "replay"):
+        if operation == "reset":
             return {}, self._leaves(result)
         return {}, result or {}
+
+    def _replay(self, request_id: int, reset_seed: int, actions: Sequence[Any]) -> Any:
+        """Reports every step: the timeout of the other side is that of one step."""
+        obs = self._call("reset", reset_seed)
+        for done, action in enumerate(actions):
+            self._wire.send({"id": request_id, "replayed": done})
+            obs = self._call("step", action)[0]
+        return obs
+
+    def _call(self, operation: str, *arguments: Any) -> Any:
+        self._env.submit(operation, *arguments)
+        return self._env.result()
 
     def _leaves(self, obs: Any) -> dict[str, np.ndarray]:
         batch = self._rows.empty()

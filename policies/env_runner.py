@@ -7,7 +7,9 @@ and weights therefore give the same rows wherever and however often the round is
 
 from __future__ import annotations
 
+import contextlib
 import time
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -119,6 +121,9 @@ class EnvRunner:
     `fragment_steps` rows: at least `fragment_steps * num_envs` rows, no episode cut, all of the
     policy that was given.
 
+    A runner whose `sample`, `get_state` or `set_state` raised has closed its environments and
+    cannot be used any more.
+
     Example:
         >>> env = make_vector_env("CartPole-v1", {}, 16, reset_seed=lambda env, episode: episode)
         >>> runner = EnvRunner(env, 0, RunnerSettings("run", seed=0, fragment_steps=64))
@@ -144,8 +149,21 @@ class EnvRunner:
 
         Raises:
             RunError: An environment kept failing, or gave a reward or observation that is not
-                finite. The runner must not be used any more.
+                finite.
         """
+        with self._closed_on_error():
+            return self._sample(policy, version)
+
+    @contextlib.contextmanager
+    def _closed_on_error(self) -> Iterator[None]:
+        try:
+            yield
+        except BaseException:
+            with contextlib.suppress(Exception):
+                self.env.close()
+            raise
+
+    def _sample(self, policy: Policy, version: int) -> Rollout:
         started = time.perf_counter()
         settings, env = self.settings, self.env
         noise = ActionNoise(
@@ -177,6 +195,9 @@ class EnvRunner:
         self._obs = self.env.reset(self._counters.episode if self.settings.cut_at_end else None)
         self._state = policy.initial_state(self.env.num_envs)
         self._return = np.zeros(self.env.num_envs)
+        # A reset that fails goes on to the next episode's seed, so numbers may have been skipped.
+        if self.env.episodes is not None:
+            self._counters.skip_to(self.env.episodes)
         self._counters.begin_all(version)
 
     def _run_complete(self, current: _Round) -> None:
@@ -248,6 +269,8 @@ class EnvRunner:
         labels, closed = self._counters.label(
             current.version, current.buffer.made(), current.ends.closings()
         )
+        if self.env.episodes is not None:
+            self._counters.skip_to(self.env.episodes + 1)
         steps = self._steps(current, labels)
         episodes = self._episodes(current, closed, len(steps), started)
         return Rollout(steps, episodes, self._filter_delta(steps))
@@ -256,7 +279,7 @@ class EnvRunner:
         columns = current.buffer.columns(labels.row, current.ends.steps)
         self._check_finite(columns, labels)
         if self.settings.cut_at_end:
-            last = np.flatnonzero(np.append(labels.env[1:] != labels.env[:-1], True))
+            last = np.flatnonzero(np.diff(labels.env, append=-1))
             running = self._counters.t[labels.env[last]] > 0
             columns[TRUNCATEDS][last[running]] = True
         columns[REWARDS] = clip_rewards(columns[REWARDS], self.settings.clip_rewards)
@@ -309,7 +332,14 @@ class EnvRunner:
         """Everything needed to go on from here, as named arrays of kind `snapshots`.
 
         With `cut_at_end` only the counters, since the next round starts fresh episodes.
+
+        Raises:
+            RunError: An environment cannot be saved.
         """
+        with self._closed_on_error():
+            return self._get_state()
+
+    def _get_state(self) -> pa.RecordBatch:
         arrays = {f"runner/{name}": x for name, x in self._counters.get_state().items()}
         if not self.settings.cut_at_end:
             arrays["runner/return"] = self._return
@@ -323,6 +353,10 @@ class EnvRunner:
         Raises:
             RunError: The state is damaged or of another number of environments.
         """
+        with self._closed_on_error():
+            self._set_state(batch)
+
+    def _set_state(self, batch: pa.RecordBatch | pa.Table) -> None:
         arrays = snapshots.batch_to_arrays(batch, self.shard)
         try:
             self._counters.set_state(_under("runner/", arrays))

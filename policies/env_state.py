@@ -14,15 +14,13 @@ from __future__ import annotations
 
 import inspect
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 import gymnasium as gym
 import numpy as np
 from gymnasium.wrappers import OrderEnforcing, PassiveEnvChecker, TimeLimit
 
-from policies.env_rows import ObservationRows, leaves
-from policies.envs import EnvRef, make_env
 from policies.errors import RunError
 
 _TRANSPARENT_WRAPPERS = (OrderEnforcing, PassiveEnvChecker, TimeLimit)
@@ -168,67 +166,6 @@ def _time_limit(env: Any) -> TimeLimit | None:
             return env
         env = env.env
     return None
-
-
-def replay(env: gym.Env[Any, Any], reset_seed: int, actions: Sequence[Any]) -> Any:
-    """Resets with a seed and takes the actions again; returns the last observation."""
-    obs, _ = env.reset(seed=reset_seed)
-    for action in actions:
-        obs = env.step(action)[0]
-    return obs
-
-
-def replay_check(ref: EnvRef, env_config: Mapping[str, Any], steps: int = 64) -> bool:
-    """Whether an environment can be restored exactly: the same seed and actions, the same bits.
-
-    A used instance plays a second episode; a fresh one has to play the same. With `get_state` and
-    `set_state`, the fresh one continues from the saved middle of that episode instead.
-    """
-    used, fresh = make_env(ref, env_config), make_env(ref, env_config)
-    try:
-        actions = _sample_actions(used, 2 * steps)
-        _play(used, 1, actions[:steps])
-        expected = _play(used, 2, actions[:steps])
-        if not has_own_state(used):
-            return expected == _play(fresh, 2, actions[:steps])
-        if any(row[2] or row[3] for row in expected):
-            used.reset(seed=2)
-        load_own_state(fresh, 3, save_own_state(used))
-        return _continue(used, actions[steps:]) == _continue(fresh, actions[steps:])
-    finally:
-        used.close()
-        fresh.close()
-
-
-def _sample_actions(env: gym.Env[Any, Any], count: int) -> list[Any]:
-    env.action_space.seed(0)
-    return [env.action_space.sample() for _ in range(count)]
-
-
-def _play(
-    env: gym.Env[Any, Any], seed: int, actions: Sequence[Any]
-) -> list[tuple[bytes, float, bool, bool]]:
-    obs, _ = env.reset(seed=seed)
-    return [(_bytes(env, obs), 0.0, False, False), *_continue(env, actions)]
-
-
-def _continue(
-    env: gym.Env[Any, Any], actions: Sequence[Any]
-) -> list[tuple[bytes, float, bool, bool]]:
-    rows = []
-    for action in actions:
-        obs, reward, terminated, truncated, _ = env.step(action)
-        rows.append((_bytes(env, obs), float(reward), bool(terminated), bool(truncated)))
-        if terminated or truncated:
-            break
-    return rows
-
-
-def _bytes(env: gym.Env[Any, Any], obs: Any) -> bytes:
-    rows = ObservationRows(type(env.unwrapped).__name__, env.observation_space, 1)
-    batch = rows.empty()
-    rows.write(batch, 0, obs)
-    return b"".join(leaf.tobytes() for leaf in leaves(env.observation_space, batch))
 
 
 def has_native_state(env: gym.vector.VectorEnv[Any, Any, Any]) -> bool:

@@ -12,6 +12,7 @@ import difflib
 import importlib
 import inspect
 import re
+import threading
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -187,12 +188,35 @@ def quiet_gymnasium() -> Iterator[None]:
 
     It sets gymnasium's log level and not the process's warning filters, which all threads share.
     """
-    level = gym.logger.min_level
-    gym.logger.min_level = gym.logger.ERROR
+    _QUIET.enter()
     try:
         yield
     finally:
-        gym.logger.min_level = level
+        _QUIET.leave()
+
+
+class _QuietLogger:
+    """Blocks of several threads overlap: the first sets the level, the last one sets it back."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._blocks = 0
+        self._level = 0
+
+    def enter(self) -> None:
+        with self._lock:
+            if not self._blocks:
+                self._level, gym.logger.min_level = gym.logger.min_level, gym.logger.ERROR
+            self._blocks += 1
+
+    def leave(self) -> None:
+        with self._lock:
+            self._blocks -= 1
+            if not self._blocks:
+                gym.logger.min_level = self._level
+
+
+_QUIET = _QuietLogger()
 
 
 def portable(ref: EnvRef) -> dict[str, Any]:

@@ -91,6 +91,11 @@ class EpisodeCounters:
         self.episode = self.episode + 1
         self.t = np.zeros(self._num_envs, np.int64)
 
+    def skip_to(self, numbers: np.ndarray) -> None:
+        """Makes sure that the next episodes to begin have these numbers (int64 [num_envs]) or
+        higher ones: no number is ever used again."""
+        self.episode = np.maximum(self.episode, numbers)
+
     def label(
         self, version: int, made: np.ndarray, closings: Closings
     ) -> tuple[RowLabels, ClosedEpisodes]:

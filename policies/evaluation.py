@@ -107,9 +107,11 @@ class _Evaluation:
         self.lengths = np.zeros(episodes, np.int64)
         self.capped = 0
         self._playing = np.arange(env.num_envs)  # the episode that each environment plays
-        self._streams = [self._stream(episode) for episode in self._playing.tolist()]
         self._noise = np.zeros((env.num_envs, policy.noise_size))
-        self._draw(range(env.num_envs))
+        self._streams: list[np.random.Generator] = []
+        if self._explore:
+            self._streams = [self._stream(episode) for episode in self._playing.tolist()]
+            self._draw(range(env.num_envs))
 
     def play(self) -> None:
         """Plays all episodes to their ends."""
@@ -183,9 +185,9 @@ class _Evaluation:
 
     def _require_finite(self, result: StepResult, active: np.ndarray) -> None:
         values = {REWARDS: result.rewards, OBS: result.obs}
-        # Idle environments count as later: what they return is of no interest.
-        found = first_not_finite(values, ~active)
-        if found is not None and active[found[1]]:
+        # What idle environments return is of no interest.
+        found = first_not_finite(values, rows=active)
+        if found is not None:
             column, env, value = found
             episode = self._playing[env]
             raise RunError(

@@ -25,7 +25,6 @@ from policies.env_rows import ObservationRows, copy_struct, from_leaves, leaves
 from policies.envs import EnvRef, EnvSource, construction_error, quiet_gymnasium, resolve
 from policies.errors import ConfigError, RunError
 from policies.finite_rows import first_not_finite
-from policies.sample_batch import OBS
 from policies.vector_envs import StepResult
 from policies.watchdog import Watchdog
 
@@ -219,9 +218,9 @@ class GymVectorEnv:
             except ValueError as error:
                 raise RunError(str(error)) from error
         batch = from_leaves(self.observation_space, checked)
-        found = first_not_finite({OBS: batch})
-        if found is not None:
-            name, index, value = found
+        bad = first_not_finite({"obs": batch})
+        if bad is not None:
+            name, index, value = bad
             raise RunError(
                 f"environment {self.name!r} (env {index}): {name} is not finite ({value})"
             )

@@ -14,8 +14,7 @@ convolutional network for images. Observations come preprocessed (`Policy.prepro
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from typing import Any
 
 import gymnasium as gym
@@ -28,6 +27,7 @@ from policies.encoders import build_encoder
 from policies.heads import PolicyHead, ValueHead
 from policies.model_config import ModelConfig
 from policies.recurrent_networks import Recurrent
+from policies.torch_random import torch_seeded_from
 
 __all__ = ["ActorCritic", "FeedForward", "Recurrent", "build_network"]
 
@@ -107,16 +107,8 @@ def build_network(
     Raises:
         ConfigError: If an image is too small, or the custom network cannot be imported or made.
     """
-    with _torch_seeded_from(rng):
+    with torch_seeded_from(rng):
         if model.custom_network is not None:
             return build_custom(model.custom_network, observation_space, num_outputs, model)
         kind = Recurrent if model.use_lstm else FeedForward
         return kind(observation_space, num_outputs, model, rng, log_std_indices)
-
-
-@contextmanager
-def _torch_seeded_from(rng: np.random.Generator) -> Iterator[None]:
-    """Torch's layers draw from its global generator when made: seed it, and leave it as it was."""
-    with torch.random.fork_rng(devices=[]):
-        torch.default_generator.manual_seed(int(rng.integers(2**63)))
-        yield

@@ -51,7 +51,7 @@ class Policy:
         model: The settings of the network.
         network: The torch module; trained in place, acting follows.
         distribution: The action distribution, whose inputs the network makes.
-        filter: The observation filter, or None. Frozen: assign a merged one.
+        filter: The observation filter, or None. Frozen: the learner assigns a merged one.
         noise_size: Uniforms that one action uses.
         is_recurrent: Whether acting carries a state from step to step.
 

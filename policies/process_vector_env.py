@@ -26,7 +26,6 @@ from policies.vector_envs import ResetSeed
 
 _START_TIMEOUT_S = 120.0
 _END_TIMEOUT_S = 2.0
-_REPLAYED_STEPS_PER_TIMEOUT = 100
 
 
 class RemoteEnv:
@@ -107,8 +106,6 @@ class RemoteEnv:
             arrays = self._action_leaves([arguments[0]])
         elif operation == "replay":
             arrays = self._action_leaves(arguments[1])
-            if timeout_s is not None:
-                timeout_s *= 1 + len(arguments[1]) / _REPLAYED_STEPS_PER_TIMEOUT
         elif operation == "load":
             arrays = arguments[1]
         self._deadline = None if timeout_s is None else time.monotonic() + timeout_s
@@ -126,6 +123,8 @@ class RemoteEnv:
         if self._deadline is not None:
             timeout_s = max(0.0, self._deadline - time.monotonic())
         body, arrays = self._receive(self._operation, timeout_s)
+        while "replayed" in body:
+            body, arrays = self._receive("a step of the replay", self._timeout_s)
         if body.get("id") != self._id:
             raise RunError(f"environment {self._label}: its process answered out of turn")
         if "failed" in body:

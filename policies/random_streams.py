@@ -8,11 +8,13 @@ numbers on one worker or on many, and after a crash.
 |---|---|
 | INIT | () |
 | LEARNER | (version) |
-| EVALUATION | (version, env) |
-| CONFIRMATION | (version, env) |
+| EVALUATION | (version, episode) for resets; (version) for native vector environments |
+| CONFIRMATION | as EVALUATION |
 | RESET | (shard, env, episode number); (shard) for native vector environments |
-| ACTION_NOISE | (version, shard), a column for each env; (version, purpose, episode) to evaluate |
-| ROLLOUT | (env, episode number), for commands that only run a policy |
+| ACTION_NOISE | (version, shard), a column for each env; (version, purpose, episode) to evaluate, \
+purpose being EVALUATION or CONFIRMATION; () for actions outside a run |
+
+A native vector environment takes one seed, and derives those of its later resets from it.
 """
 
 from __future__ import annotations

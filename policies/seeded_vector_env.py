@@ -19,7 +19,6 @@ from policies.env_failures import EnvFailedError, FailureCounts
 from policies.env_rows import ObservationRows, from_leaves, leaves, single_actions
 from policies.errors import RunError
 from policies.finite_rows import first_not_finite
-from policies.sample_batch import OBS, REWARDS
 from policies.vector_envs import ResetSeed, StepResult
 
 _log = logging.getLogger(__name__)
@@ -184,7 +183,7 @@ class SeededVectorEnv:
         self._t += valid
         if self._horizon is not None:
             result.truncateds[valid & (self._t >= self._horizon)] = True
-        self._require_finite({OBS: result.obs, REWARDS: result.rewards}, valid)
+        self._require_finite({"obs": result.obs, "rewards": result.rewards}, valid)
         if self._replayed is not None:
             # A second copy, since the environment may have changed the action it was given.
             self._replayed.append(actions, valid)
@@ -214,7 +213,7 @@ class SeededVectorEnv:
             self._restart(index, error, obs)
         begun = np.zeros(self.num_envs, np.bool_)
         begun[indices] = True
-        self._require_finite({OBS: obs}, begun)
+        self._require_finite({"obs": obs}, begun)
 
     def _submit_reset(self, index: int) -> None:
         seed = int(self._reset_seed(index, int(self._episode[index])))
@@ -232,10 +231,11 @@ class SeededVectorEnv:
                 self._handles[index].restart()
                 self._submit_reset(index)
                 self._rows.write(obs, index, self._handles[index].result())
-                return
+                break
             except EnvFailedError as failure:
                 error = str(failure)
                 self._reset_failed.append((index, error))
+        self._require_finite({"obs": obs}, np.arange(self.num_envs) == index)
 
     def _require_reset(self, call: str) -> None:
         if self._obs is None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -49,6 +50,8 @@ class LocalEnv:
     def result(self) -> Any:
         """Runs the submitted operation; see `EnvHandle.result`."""
         operation, arguments = self._submitted
+        if operation == "replay":
+            return self._replay(*arguments)
         watch = self._watch
         watch.enter(self._label)
         try:
@@ -76,6 +79,15 @@ class LocalEnv:
                 f"values, but step() returned {reward!r}, {terminated!r}, {truncated!r}"
             ) from error
 
+    def _replay(self, reset_seed: int, actions: Sequence[Any]) -> Any:
+        """Each reset and step is a call of its own, with a timeout of its own."""
+        self.submit("reset", reset_seed)
+        obs = self.result()
+        for action in actions:
+            self.submit("step", action)
+            obs = self.result()[0]
+        return obs
+
     def _run(self, operation: str, arguments: Sequence[Any]) -> Any:
         if operation == "reset":
             returned = self.env.reset(seed=arguments[0])
@@ -86,8 +98,6 @@ class LocalEnv:
             return env_state.save_own_state(self.env)
         if operation == "load":
             return env_state.load_own_state(self.env, *arguments)
-        if operation == "replay":
-            return env_state.replay(self.env, *arguments)
         raise ValueError(f"unknown operation {operation!r}")
 
     def restart(self) -> None:
@@ -105,9 +115,11 @@ class LocalEnv:
     def close(self) -> None:
         """Closes the environment."""
         self._watch.enter(self._label)
-        with contextlib.suppress(Exception):
-            self.env.close()
-        self._watch.leave()
+        try:
+            with contextlib.suppress(Exception):
+                self.env.close()
+        finally:
+            self._watch.leave()
 
 
 class SyncVectorEnv(SeededVectorEnv):
@@ -134,10 +146,16 @@ class SyncVectorEnv(SeededVectorEnv):
     ) -> None:
         name = resolve(ref).name
         self._watchdog = Watchdog(env_timeout_s)
-        handles = [
-            LocalEnv(lambda: make_env(ref, env_config), name, index, self._watchdog)
-            for index in range(num_envs)
-        ]
+        handles: list[LocalEnv] = []
+        try:
+            for index in range(num_envs):
+                create = functools.partial(make_env, ref, env_config)
+                handles.append(LocalEnv(create, name, index, self._watchdog))
+        except BaseException:
+            for handle in handles:
+                handle.close()
+            self._watchdog.close()
+            raise
         super().__init__(
             name,
             handles,

@@ -30,6 +30,7 @@ from policies.errors import RunError
 
 URN = "beamrl:env:local_worker:v1"
 _LOOKS_PER_SECOND = 4
+_GRACE_SECONDS = 5.0
 
 
 def use_local_workers(pipeline: beam_runner_api_pb2.Pipeline) -> None:
@@ -77,9 +78,12 @@ class LocalWorkerHandler(SubprocessSdkWorkerHandler):
                     self.control_conn.abort(lost)
 
     def stop_worker(self) -> None:
-        """Waits for the process, which ends when its connection does."""
+        """Waits for the process, which ends when its connection does.
+
+        Not for ever: one that missed its end finds it when the runner's server goes.
+        """
         self._stopping.set()
-        self.worker_thread.join()
+        self.worker_thread.join(_GRACE_SECONDS)
 
 
 def main(parent: int) -> None:

@@ -1,8 +1,11 @@
 """Adam as a function on arrays that the learner's state holds.
 
 `torch.optim.Adam` is never constructed: its constructor imports the compiler, a second of start-up,
-and keeps state in an object that would have to be pickled. The fused kernel that it calls has
-neither fault, and calling it directly spares small networks a tenth of a gradient step.
+and keeps state in an object that would have to be pickled. The public function
+`torch.optim.adam.adam` has neither fault, but takes 93 us to prepare and call the fused kernel for
+a network of 12 parameters, which takes 35 us itself: a tenth of a gradient step of 128 rows. So
+`step` calls the kernel, `torch._fused_adam_`, although its name is private; the tests compare each
+step with that of `torch.optim.Adam`, and would show a release of torch that changes it.
 """
 
 from __future__ import annotations

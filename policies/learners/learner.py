@@ -171,6 +171,7 @@ class _Threads:
                 _set_threads(next(reversed(self._inside.values())))
             else:
                 self._before.close()
+                _release_blas()
 
 
 _THREADS = _Threads()
@@ -180,6 +181,14 @@ def _set_threads(threads: int) -> None:
     if torch.get_num_threads() != threads:
         torch.set_num_threads(threads)
     _blas().limit(limits=threads)
+    _release_blas()
+
+
+def _release_blas() -> None:
+    # Once a thread has set a limit, threadpoolctl 3.7 ignores those of all other threads until it
+    # has left a block like this one. The block itself changes nothing.
+    with _blas().limit():
+        pass
 
 
 @cache

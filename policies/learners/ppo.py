@@ -19,7 +19,12 @@ from torch.nn.functional import mse_loss
 from policies.config import AlgorithmConfig, Finite, PositiveFinite
 from policies.errors import RunError
 from policies.learners.adam import Adam
-from policies.learners.learner import LearnerState, learner_threads, policy_for
+from policies.learners.learner import (
+    LearnerState,
+    learner_threads,
+    merge_observations,
+    policy_for,
+)
 from policies.learners.minibatches import (
     Minibatches,
     Rows,
@@ -118,7 +123,7 @@ class Coefficients:
 def update(
     config: PPOConfig, state: LearnerState, batch: SampleBatch
 ) -> tuple[LearnerState, dict[str, float]]:
-    """One round of PPO: returns, then epochs of minibatches for each train batch.
+    """One round of PPO: returns, then epochs of minibatches for each train batch, then the filter.
 
     Args:
         config: See `PPOConfig`.
@@ -147,6 +152,7 @@ def update(
         stats |= _diagnose(config, state.policy, data, coeffs)
     if not all(math.isfinite(value) for value in stats.values()):
         raise RunError(_not_finite(state, f"after its last epoch: {stats}"))
+    merge_observations(state, batch)
     state.scalars["kl_coeff"] = adapt_kl(coeffs.kl, stats["kl"], config.kl_target)
     state.version += 1
     state.env_steps += len(batch)
@@ -232,9 +238,10 @@ def _fit(
     epoch, norms = 0, []
     for epoch, units in enumerate((u for u in batches for _ in range(config.num_epochs)), start=1):
         order = torch.from_numpy(rng.permutation(units)).to(data.logp.device)
-        for chosen in split_evenly(order, size):
-            loss_of(config, state.policy, data, chosen, coeffs).backward()
-            norms.append(state.optimizer.step(coeffs.lr, config.grad_clip))
+        with state.policy.network.training_on(rng):
+            for chosen in split_evenly(order, size):
+                loss_of(config, state.policy, data, chosen, coeffs).backward()
+                norms.append(state.optimizer.step(coeffs.lr, config.grad_clip))
         if not torch.isfinite(norms[-1]):
             raise RunError(_not_finite(state, f"in epoch {epoch}"))
         if config.target_kl is not None and _kl(state.policy, data) > 1.5 * config.target_kl:

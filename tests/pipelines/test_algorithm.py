@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import signal
+import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -339,3 +341,38 @@ def test_a_function_makes_environments_too(tmp_path: Path) -> None:
 def test_what_makes_no_environment_is_refused(env: object, tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="^env: got"):
         Algorithm({"env": env}, run_dir=str(tmp_path / "run"))
+
+
+def test_results_are_those_of_the_last_call(tmp_path: Path) -> None:
+    with Algorithm(SMALL, run_dir=str(tmp_path / "run")) as algorithm:
+        algorithm.train(2)
+        algorithm.train()
+        assert [result["version"] for result in algorithm.results] == [3]
+        assert algorithm.rounds_made == 3
+
+
+def test_closing_ends_the_processes_of_isolated_environments(tmp_path: Path) -> None:
+    def children() -> set[str]:
+        found = subprocess.run(
+            ["ps", "-o", "args=", "--ppid", str(os.getpid())], capture_output=True, text=True
+        ).stdout.splitlines()
+        return {line for line in found if "policies.env_process" in line}
+
+    config = {**SMALL, "env_isolation": "process", "native_vector_env": False}
+    with Algorithm(config, run_dir=str(tmp_path / "run")) as algorithm:
+        algorithm.train()
+        assert children()
+    assert not children()
+
+
+def test_a_stored_run_without_a_version_does_not_act(tmp_path: Path) -> None:
+    with Algorithm(SMALL, run_dir=str(tmp_path / "run")):
+        pass
+    restored = Algorithm.restore(str(tmp_path / "run"))
+    with pytest.raises(RunError, match="has no version yet"):
+        restored.get_policy()
+
+
+def test_a_resume_takes_rllibs_names_and_dotted_keys(trained: Algorithm) -> None:
+    same = Algorithm.restore(trained.run_dir, config={"model.hidden": [8], "num_sgd_iter": 1})
+    assert same.config == trained.config

@@ -246,3 +246,18 @@ def test_an_error_nobody_foresaw_is_a_line_and_a_file(
     line = capsys.readouterr().err
     assert line.startswith("failed: internal error: KeyError: 'surprise'; the traceback is in ")
     assert "in broken" in Path(line.split()[-1]).read_text()
+
+
+def test_a_long_run_fills_several_event_files_that_read_as_one_curve(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    monkeypatch.setattr("pipelines.training_command._ROUNDS_A_FILE", 2)
+    run_dir = tmp_path / "run"
+    words = [*TINY, *IDENTITY, f"--run_dir={run_dir}", "--evaluation_interval=0", "--quiet"]
+    run([*words, "--max_rounds=5"])
+    assert len(list((run_dir / "tensorboard").iterdir())) == 3
+    events = EventAccumulator(str(run_dir / "tensorboard"))
+    events.Reload()
+    assert [event.value for event in events.Scalars("rollout/version")] == [1, 2, 3, 4, 5]

@@ -75,15 +75,6 @@ def test_float64_observations_are_cast_to_the_space() -> None:
     np.testing.assert_array_equal(batch[0], np.array([0.1, 0.2], np.float32))
 
 
-def test_a_value_that_is_not_finite_is_named_with_its_leaf() -> None:
-    rows = ObservationRows("E", NESTED, 2)
-    batch = rows.empty()
-    batch["b"][1][1, 0] = np.nan
-    with pytest.raises(RunError, match=r'\(env 1\): obs\["b"\]\[1\] is not finite'):
-        rows.require_finite(batch)
-    rows.require_finite(batch, np.array([True, False]))
-
-
 @pytest.mark.parametrize("space", [Discrete(3), Box(-1, 1, (2,)), Box(-1, 1, ()), NESTED])
 def test_single_actions_are_in_the_space_and_are_copies(space: gym.Space[Any]) -> None:
     space.seed(0)

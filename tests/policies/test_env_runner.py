@@ -13,7 +13,7 @@ from policies.env_runner import EnvRunner, Rollout, RunnerSettings, clip_rewards
 from policies.filters import MeanStd
 from policies.gym_vector_env import GymVectorEnv
 from policies.policy import Policy
-from policies.random_streams import Purpose, episode_id, stream
+from policies.random_streams import Purpose, episode_ids, stream
 from policies.snapshots import batch_to_arrays
 from policies.sync_vector_env import SyncVectorEnv
 from policies.testing import CountingEnv, CountingVectorEnv
@@ -80,8 +80,8 @@ def test_rows_of_counting_environments() -> None:
     assert steps["env_step"].tolist() == list(range(6)) * 2
     assert set(steps["shard"]) == {4}
     assert set(steps["weights_version"]) == {9}
-    ids = [episode_id("run", 9, 4, env, n) for env in (0, 1) for n in (0, 0, 1, 1, 1, 2)]
-    assert steps["eps_id"].tolist() == ids
+    ids = episode_ids("run", 9, 4, steps["env"], np.array([0, 0, 1, 1, 1, 2] * 2))
+    assert steps["eps_id"].tolist() == ids.tolist()
 
 
 @pytest.mark.parametrize("truncate", [False, True])

@@ -9,9 +9,12 @@ import numpy as np
 import pytest
 from gymnasium.spaces import Box, Dict, Discrete
 
+from policies import snapshots
+from policies.batch_kinds import SNAPSHOTS
 from policies.env_runner import EnvRunner, RunnerSettings
 from policies.errors import RunError
 from policies.gym_vector_env import GymVectorEnv
+from policies.model_config import ModelConfig
 from policies.policy import Policy
 from policies.sync_vector_env import SyncVectorEnv
 from policies.testing import CountingVectorEnv, FailingEnv
@@ -102,6 +105,76 @@ def test_a_round_of_failures_gives_an_empty_batch() -> None:
     assert len(rollout.steps) == 0
     assert rollout.steps["obs"].shape == (0, 1)
     assert rollout.episodes.num_rows == 0
+
+
+def test_a_round_of_failures_that_is_cut_at_its_end_gives_one_too() -> None:
+    env = SyncVectorEnv(
+        FailingEnv, {"after": 0}, 1, reset_seed=lambda env, episode: episode, max_restarts=9
+    )
+    runner = EnvRunner(env, 0, RunnerSettings("run", 1, 3, cut_at_end=True))
+    assert len(runner.sample(policy_for(env), 0).steps) == 0
+
+
+def test_a_failing_first_reset_is_counted() -> None:
+    env = failing("reset", episodes=(0, 1))
+    rollout = runner_of(env, 3).sample(policy_for(env), 0)
+    assert len(rollout.steps) == 6
+    assert rollout.episodes.schema.metadata[b"env_restarts"] == b"2"
+    assert b"env 1: RuntimeError" in rollout.episodes.schema.metadata[b"first_error"]
+
+
+def test_no_seed_is_played_again_after_failed_resets() -> None:
+    seeds: list[tuple[int, int]] = []
+
+    def make() -> EnvRunner:
+        def reset_seed(env: int, episode: int) -> int:
+            seeds.append((env, episode))
+            return 100 * env + episode
+
+        # The first reset and the one after the next episode fail.
+        config = {"where": "reset", "seeds": [0, 2], "length": 2}
+        env = SyncVectorEnv(FailingEnv, config, 1, reset_seed=reset_seed)
+        return EnvRunner(env, 0, RunnerSettings("run", 1, 3, cut_at_end=True))
+
+    runner = make()
+    policy = policy_for(runner.env)
+    first = runner.sample(policy, 0).steps
+    restored = make()
+    restored.set_state(runner.get_state())
+    second = restored.sample(policy, 0).steps
+    assert seeds == [(0, 0), (0, 1), (0, 2), (0, 3), (0, 4), (0, 5)]
+    assert not set(first["eps_id"].tolist()) & set(second["eps_id"].tolist())
+
+
+class Closed(CountingVectorEnv):
+    """Counts its ends, and cannot be saved when told so."""
+
+    closes = 0
+
+    def close(self, **arguments: Any) -> None:
+        Closed.closes += 1
+        raise OSError("closing fails as well")
+
+    def get_state(self) -> Any:
+        raise RunError("cannot be saved")
+
+
+@pytest.mark.parametrize("call", ["sample", "get_state", "set_state"])
+def test_a_runner_that_raised_has_closed_its_environments(call: str) -> None:
+    Closed.closes = 0
+    runner = runner_of(GymVectorEnv("closed", Closed(2, ((4,),), "SameStep"), seed=0), 3)
+    policy = policy_for(runner.env)
+    runner.sample(policy, 0)
+    assert Closed.closes == 0
+    lstm = Policy(policy.observation_space, policy.action_space, ModelConfig(use_lstm=True))
+    with pytest.raises(RunError, match="recurrent state|cannot be saved|saved state"):
+        if call == "sample":
+            runner.sample(lstm, 1)
+        elif call == "get_state":
+            runner.get_state()
+        else:
+            runner.set_state(snapshots.arrays_to_batch(0, {}, SNAPSHOTS))
+    assert Closed.closes == 1
 
 
 class Spoiled(CountingVectorEnv):

@@ -11,7 +11,7 @@ from typing import Any
 import gymnasium as gym
 import pytest
 
-from policies.envs import from_portable, make_env, portable, resolve
+from policies.envs import from_portable, make_env, portable, quiet_gymnasium, resolve
 from policies.errors import ConfigError, RunError
 from policies.testing import CountingEnv, FailingEnv
 
@@ -166,3 +166,14 @@ def test_importing_environments_does_not_import_torch_or_beam() -> None:
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"
+
+
+def test_the_log_level_is_set_back_when_blocks_of_several_threads_overlap() -> None:
+    level = gym.logger.min_level
+    first, second = quiet_gymnasium(), quiet_gymnasium()
+    first.__enter__()
+    second.__enter__()
+    first.__exit__(None, None, None)
+    assert gym.logger.min_level == gym.logger.ERROR
+    second.__exit__(None, None, None)
+    assert gym.logger.min_level == level

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from policies.episode_counters import Closings, EpisodeCounters
 from policies.errors import RunError
-from policies.random_streams import episode_id, episode_ids
+from policies.random_streams import episode_ids
 
 
 def closings_of(ended: np.ndarray, lost: np.ndarray) -> Closings:
@@ -37,7 +37,8 @@ class SlowCounters:
         for env, s in enumerate(self.state):
             running: list[tuple[int, ...]] = []
             for step in range(steps):
-                eps_id = episode_id("run", s["version"], 3, env, s["episode"] - 1)
+                number = np.array([s["episode"] - 1])
+                (eps_id,) = episode_ids("run", s["version"], 3, np.array([env]), number).tolist()
                 if made[env, step]:
                     running.append((step * num_envs + env, env, eps_id, s["t"], s["env_step"]))
                     s["t"] += 1
@@ -94,13 +95,3 @@ def test_state_round_trip_and_damage() -> None:
         EpisodeCounters("run", 0, 2).set_state(state)
     with pytest.raises(KeyError):
         other.set_state({})
-
-
-def test_ids_of_many_episodes_are_those_of_single_ones() -> None:
-    envs, counters = np.array([0, 3, 3, 250]), np.array([0, 1, 2, 10**6])
-    expected = [
-        episode_id("r\u00fcn", 7, 2, e, c) for e, c in [(0, 0), (3, 1), (3, 2), (250, 10**6)]
-    ]
-    assert episode_ids("r\u00fcn", 7, 2, envs, counters).tolist() == expected
-    none = np.zeros(0, np.int64)
-    assert episode_ids("run", 0, 0, none, none).tolist() == []

@@ -16,7 +16,7 @@ from policies.evaluation import evaluate, evaluation_env
 from policies.gym_vector_env import GymVectorEnv
 from policies.model_config import ModelConfig
 from policies.policy import Policy
-from policies.random_streams import Purpose, seed_for
+from policies.random_streams import Purpose, seed_for, stream
 from policies.testing import CountingVectorEnv
 from policies.vector_envs import VectorEnv
 
@@ -219,3 +219,17 @@ def test_the_filter_is_used_and_stays_as_it_is() -> None:
     evaluate(policy, settings, 0, 3)
     after = policy.get_weights()
     assert all(np.array_equal(before[name], after[name]) for name in before)
+
+
+def test_no_noise_is_drawn_for_greedy_actions(monkeypatch: pytest.MonkeyPatch) -> None:
+    drawn: list[tuple[int, ...]] = []
+
+    def watched(*key: int) -> np.random.Generator:
+        drawn.append(key)
+        return stream(*key)
+
+    monkeypatch.setattr(evaluation, "stream", watched)
+    for explore, episodes in [(False, 0), (True, 5)]:
+        settings = config(evaluation_explore=explore, num_envs_per_worker=2)
+        evaluate(policy_of(settings), settings, 0, 3)
+        assert len(drawn) == episodes

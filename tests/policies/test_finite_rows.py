@@ -25,3 +25,10 @@ def test_the_earliest_row_is_found_then_the_first_column() -> None:
 def test_the_path_inside_a_struct_is_named() -> None:
     struct = {"x": np.zeros(2), "y": (np.zeros(2), np.array([0.0, -np.inf]))}
     assert first_not_finite({"obs": struct}, np.arange(2)) == ('obs["y"][1]', 1, -np.inf)
+
+
+def test_only_the_chosen_rows_are_looked_at() -> None:
+    values = np.array([np.nan, 0.0, np.inf])
+    assert first_not_finite({"a": values}) is not None
+    assert first_not_finite({"a": values}, rows=np.array([False, True, True])) == ("a", 2, np.inf)
+    assert first_not_finite({"a": values}, rows=np.array([False, True, False])) is None

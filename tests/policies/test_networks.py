@@ -126,12 +126,6 @@ def test_log_stds_can_be_outputs_that_start_at_the_same_value():
     assert ((inputs[:, 2:] + 0.5).abs() < 0.1).all() and inputs[:, 2].std() > 0
 
 
-def test_without_a_value_head_only_the_policy_works():
-    network = build_network(VECTOR, 2, ModelConfig(), np.random.default_rng(0), value_head=False)
-    assert not any("value" in name for name in network.state_dict())
-    assert network.policy(torch.ones(3, 4))[0].shape == (3, 2)
-
-
 def test_nested_spaces_are_flattened_to_the_width_of_the_encoding():
     space = gym.spaces.Dict({"a": gym.spaces.Discrete(3), "b": gym.spaces.Box(0, 1, (2, 2))})
     assert build(space).state_dict()["policy_encoder.layers.0.weight"].shape == (64, 7)

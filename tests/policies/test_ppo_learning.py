@@ -50,9 +50,6 @@ def returns_of_trained(space, config, rounds, squash=False):
     for version in range(rounds):
         steps = runner.sample(state.policy, version).steps
         state, _ = ppo.update(config, state, steps)
-        if state.policy.filter is not None:
-            delta = type(state.policy.filter).from_batch(space, steps["obs"])
-            state.policy.filter = state.policy.filter.merge(state.policy.filter, delta)
     total, obs = np.zeros(16), env.reset()
     for _ in range(STEPS):
         actions, _, _ = state.policy.compute_actions(obs, explore=False)

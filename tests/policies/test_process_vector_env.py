@@ -151,6 +151,27 @@ def test_a_process_that_is_killed_between_steps_is_replaced(made: list[ProcessVe
     assert result.valid.tolist() == [False, True]
 
 
+def test_each_step_of_a_replay_has_the_timeout_for_itself(made: list[ProcessVectorEnv]) -> None:
+    env = make(made, "HangingEnv", seconds=0.25, after=0, length=1000)
+    env.reset()
+    for _ in range(12):
+        env.step(ACTIONS)
+    assert env.set_state(env.get_state()).ravel().tolist() == [12.0, 12.0]
+    assert env.step(ACTIONS).obs.ravel().tolist() == [13.0, 13.0]
+
+
+def test_a_hung_replay_is_an_error(made: list[ProcessVectorEnv]) -> None:
+    env = make(made, "HangingEnv", seeds=[7], after=2)
+    env.reset()
+    for _ in range(4):
+        env.step(ACTIONS)
+    state = env.get_state()
+    state["seed"][1] = 7
+    message = r"\(env 1\): restoring its state failed: a step of the replay took longer than 2 s"
+    with pytest.raises(RunError, match=message):
+        env.set_state(state)
+
+
 def test_mistakes_are_the_same_errors_as_in_this_process() -> None:
     with pytest.raises(ConfigError, match="gravitas"):
         ProcessVectorEnv("CartPole-v1", {"gravitas": 1}, 2, reset_seed=seeds)

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import hashlib
 import itertools
 
 import numpy as np
 import pytest
 
-from policies.random_streams import Purpose, episode_id, seed_for, stream
+from policies.random_streams import Purpose, episode_ids, seed_for, stream
 
 
 def draws(*arguments):
@@ -45,7 +46,6 @@ def test_purposes_keep_their_numbers():
         ("CONFIRMATION", 3),
         ("RESET", 4),
         ("ACTION_NOISE", 5),
-        ("ROLLOUT", 6),
     ]
 
 
@@ -91,12 +91,23 @@ def test_bad_seeds_are_refused():
 
 
 def test_episode_ids_are_distinct_and_fit_int64():
-    keys = itertools.product(["a", "b", ""], range(3), range(3), range(3), range(3))
-    ids = [episode_id(*key) for key in keys]
-    assert len(set(ids)) == len(ids)
-    assert all(0 <= value < 2**63 for value in ids)
+    envs, counters = (x.ravel() for x in np.meshgrid(range(3), range(3)))
+    keys = itertools.product(["a", "b", ""], range(3), range(3))
+    ids = np.concatenate([episode_ids(*key, envs, counters) for key in keys])
+    assert ids.dtype == np.int64 and (ids >= 0).all()
+    assert len(np.unique(ids)) == len(ids) == 3**5
 
 
 def test_episode_ids_never_change_between_processes():
-    assert episode_id("run", 12, 0, 3, 4) == episode_id("run", 12, 0, 3, 4)
-    assert episode_id("run", 12, 0, 3, 4) == 3171575476579813189
+    ids = episode_ids("run", 12, 0, np.array([3]), np.array([4]))
+    assert ids.tolist() == [3171575476579813189]
+    none = np.zeros(0, np.int64)
+    assert episode_ids("run", 0, 0, none, none).tolist() == []
+
+
+def test_episode_ids_are_hashes_of_their_names():
+    ids = episode_ids("r\u00fcn", 7, 2, np.array([0, 250]), np.array([1, 10**6]))
+    for eps_id, env, counter in zip(ids.tolist(), [0, 250], [1, 10**6], strict=True):
+        words = b"".join(x.to_bytes(8, "little") for x in (7, 2, env, counter))
+        digest = hashlib.blake2b(words + "r\u00fcn".encode(), digest_size=8).digest()
+        assert eps_id == int.from_bytes(digest, "little") % 2**63

@@ -12,7 +12,6 @@ from policies.returns import (
     explained_variance,
     generalized_advantages,
     lambda_returns,
-    normalize,
 )
 
 REWARDS = [1.0, 2.0, 3.0, 4.0]
@@ -385,16 +384,3 @@ class TestExplainedVariance:
     def test_shapes_that_would_broadcast_are_refused(self):
         with pytest.raises(ValueError, match="predictions must have shape"):
             explained_variance([1, 2, 3], [[1], [2], [3]])
-
-
-class TestNormalize:
-    def test_fixture_uses_the_sample_standard_deviation(self):
-        expected = [0.547723, -0.547723, 1.095445, -1.095445]
-        np.testing.assert_allclose(normalize([1, -1, 2, -2]), expected, atol=1e-6)
-
-    def test_equal_advantages_become_0(self):
-        np.testing.assert_array_equal(normalize([3.0, 3.0, 3.0]), [0, 0, 0])
-
-    @pytest.mark.parametrize("advantages", [[], [4.0]])
-    def test_fewer_than_two_rows_stay_as_they_are(self, advantages):
-        np.testing.assert_array_equal(normalize(advantages), advantages)

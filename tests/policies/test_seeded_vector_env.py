@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 from gymnasium.spaces import Box, Dict, Discrete, MultiBinary, MultiDiscrete, Tuple
 
+from policies.action_log import MAX_REPLAYED_STEPS
 from policies.errors import RunError
 from policies.sync_vector_env import SyncVectorEnv
 from policies.testing import CountingEnv, FailingEnv, SchemaCheckingEnv
@@ -171,6 +172,105 @@ def test_too_many_failures_report_the_first_error() -> None:
         env.step(actions(0))
 
 
+class SavedFailingEnv(FailingEnv):
+    """Saves itself."""
+
+    def get_state(self) -> dict[str, int]:
+        return {"count": self._count}
+
+    def set_state(self, state: Any) -> None:
+        self._count = int(state["count"])
+
+
+@pytest.mark.parametrize("cls", [FailingEnv, SavedFailingEnv])
+def test_a_restored_environment_may_fail_no_more_often_than_a_live_one(cls: type) -> None:
+    env = make(cls, 1, {"after": 0}, max_restarts=2)
+    env.reset()
+    env.step(actions(0))
+    env.step(actions(0))
+    restored = make(cls, 1, {"after": 0}, max_restarts=2)
+    restored.set_state(env.get_state())
+    with pytest.raises(RunError, match=r"failed 3 times.*first error: .*fails in step"):
+        restored.step(actions(0))
+
+
+def test_the_next_step_reports_resets_that_failed() -> None:
+    env = make(FailingEnv, config={"where": "reset", "seeds": [0, 1, 103]})
+    assert env.reset().ravel().tolist() == [0.0, 0.0]
+    assert env.episodes.tolist() == [2, 0]
+    result = env.step(actions(0, 0))
+    assert result.valid.all() and not result.failed
+    assert [index for index, _ in result.reset_failed] == [0, 0]
+    assert all("fails in reset" in error for _, error in result.reset_failed)
+    assert not env.step(actions(0, 0)).reset_failed
+    for _ in range(3):
+        env.reset_envs(np.array([False, True]))
+    assert [index for index, _ in env.step(actions(0, 0)).reset_failed] == [1]
+
+
+def test_a_restart_that_fails_is_reported_too() -> None:
+    class FailingTwice(FailingEnv):
+        def _chosen(self, where: str) -> bool:
+            return (where, self._seed) in [("step", 0), ("reset", 1)]
+
+    env = make(FailingTwice, 1, {"after": 0})
+    env.reset()
+    result = env.step(actions(0))
+    assert [error.split(" (")[0] for _, error in (*result.failed, *result.reset_failed)] == [
+        "RuntimeError: this environment fails in step",
+        "RuntimeError: this environment fails in reset",
+    ]
+    assert env.episodes.tolist() == [2]
+
+
+def test_the_first_observation_after_a_restart_is_checked() -> None:
+    class SpoiledRestart(FailingEnv):
+        def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
+            obs, info = super().reset(seed=seed)
+            return obs + (np.nan if seed == 1 else 0.0), info
+
+    env = make(SpoiledRestart, 1, {"after": 0})
+    env.reset()
+    with pytest.raises(RunError, match="obs is not finite"):
+        env.step(actions(0))
+
+
+def test_environments_are_closed_when_a_later_one_cannot_be_built() -> None:
+    closed: list[int] = []
+
+    class Closing(SeedEnv):
+        def close(self) -> None:
+            closed.append(1)
+
+    def create() -> gym.Env[Any, Any]:
+        if len(closed) == 0 and next(count) == 2:
+            raise RuntimeError("no more")
+        return Closing()
+
+    count = iter(range(9))
+    with pytest.raises(RunError, match="no more"):
+        make(create, 3)
+    assert closed == [1, 1]
+
+
+def test_an_endless_episode_cannot_be_saved_by_its_actions_for_ever() -> None:
+    env = make(FailingEnv, config={"after": 10**9, "length": 8}, horizon=None)
+    assert env._replayed is not None
+    assert env._replayed.limit == MAX_REPLAYED_STEPS == 100_000
+    env._replayed.limit = 5
+    env.reset()
+    for _ in range(5):
+        env.step(actions(0, 0))
+    assert len(env.get_state()["actions/0"]) == 10
+    env.step(actions(0, 0))
+    with pytest.raises(RunError, match=r"6 steps .* limited to 5; set horizon, or .*get_state\(\)"):
+        env.get_state()
+    # The episode may still end, and the next one can be saved again.
+    env.step(actions(0, 0))
+    env.step(actions(0, 0))
+    assert len(env.get_state()["actions/0"]) == 0
+
+
 def test_a_finished_episode_forgives_earlier_failures() -> None:
     config = {"after": 0, "seeds": [0, 2, 4, 6, 8], "length": 2}
     env = make(FailingEnv, 1, config, max_restarts=1)
@@ -221,7 +321,7 @@ def test_the_error_names_the_line_of_the_environment() -> None:
         ("shape", r"obs has shape \(2,\), expected \(1,\)"),
         ("dtype", "obs has dtype complex64, expected float64"),
         ("nan obs", "obs is not finite"),
-        ("nan reward", "rewards is nan at step 3"),
+        ("nan reward", r"rewards is not finite \(nan\) at step 3"),
         ("no reward", "rewards, terminateds and truncateds must be single values"),
         ("no info", "must return"),
         ("no tuple", "must return"),

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 from typing import Any
 
-import numpy as np
 import pytest
 
-from policies.errors import ConfigError, RunError
+from policies.errors import ConfigError
 from policies.gym_vector_env import GymVectorEnv
 from policies.process_vector_env import ProcessVectorEnv
 from policies.sync_vector_env import SyncVectorEnv
-from policies.vector_envs import make_vector_env, require_finite
+from policies.vector_envs import make_vector_env
 
 
 @pytest.mark.parametrize(
@@ -45,12 +44,3 @@ def test_wrong_options_are_the_users_mistake(arguments: dict[str, Any], message:
     given: dict[str, Any] = {"name": "CartPole-v1", "env_config": {}, "num_envs": 2, **arguments}
     with pytest.raises(ConfigError, match=message):
         make_vector_env(reset_seed=lambda i, k: k, **given)
-
-
-def test_values_that_are_not_finite_are_named() -> None:
-    values = np.zeros((4, 3, 2))
-    require_finite("E", "obs", values)
-    require_finite("E", "obs", values.astype(np.int8))
-    values[2, 1, 0] = np.inf
-    with pytest.raises(RunError, match=r"'E' \(env 1\) gave obs .* at vector step 2: \[inf 0\.\]"):
-        require_finite("E", "obs", values)

@@ -75,3 +75,20 @@ def test_the_thread_ends_with_the_watchdog() -> None:
     del watchdog
     thread.join(10.0)
     assert not thread.is_alive()
+
+
+def test_each_step_of_a_replay_has_the_timeout_for_itself() -> None:
+    code = (
+        "from policies.vector_envs import make_vector_env\n"
+        "config = {'seconds': 0.06, 'after': 0, 'length': 1000}\n"
+        "env = make_vector_env('policies.testing:HangingEnv', config, 1, "
+        "reset_seed=lambda i, k: k, env_timeout_s=0.6)\n"
+        "env.reset()\n"
+        "for _ in range(20):\n"
+        "    env.step([0])\n"
+        "env.set_state(env.get_state())\n"
+        "env.close()\n"
+        "print('alive')\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+    assert (done.returncode, done.stdout) == (0, "alive\n"), done.stderr

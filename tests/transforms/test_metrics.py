@@ -12,7 +12,7 @@ from apache_beam.transforms.window import FixedWindows, TimestampedValue
 from apache_beam.typehints import typehints
 
 from policies.episode_metrics import EPISODE_SCHEMA, EpisodeMetrics
-from transforms.metrics import EpisodeMetricsFn, SummarizeEpisodes
+from transforms.metrics import EpisodeMetricsCoder, EpisodeMetricsFn, SummarizeEpisodes
 
 
 def episode_batch(returns, lengths, schema=EPISODE_SCHEMA):
@@ -126,3 +126,14 @@ def test_batches_of_another_kind_fail_the_pipeline(batches):
     with pytest.raises(Exception, match=wrong), beam.Pipeline(runner=FnApiRunner()) as pipeline:
         batches = pipeline | beam.Create([0]) | beam.Map(lambda _: steps)
         batches | SummarizeEpisodes.Globally()
+
+
+@pytest.mark.parametrize("returns", [[], [0.1], [-1e300, 1e300], [5e-324], [1e30, 3.0, -0.0]])
+def test_accumulators_travel_exactly_and_without_pickle(returns):
+    coder = EpisodeMetricsFn().get_accumulator_coder()
+    assert isinstance(coder, EpisodeMetricsCoder) and coder.is_deterministic()
+    metrics = EpisodeMetrics().add(returns, [3] * len(returns))
+    encoded = coder.encode(metrics)
+    assert coder.decode(encoded) == metrics
+    assert repr(coder.decode(encoded)) == repr(metrics)
+    assert encoded == coder.encode(EpisodeMetrics().add(returns[::-1], [3] * len(returns)))
