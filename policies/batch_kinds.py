@@ -11,7 +11,6 @@ from policies import arrow_columns
 STEPS = "steps"
 SNAPSHOTS = "snapshots"
 EPISODES = "episodes"
-FILTER_DELTAS = "filter_deltas"
 
 SCHEMA_VERSION = "1"
 

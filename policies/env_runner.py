@@ -18,11 +18,9 @@ import pyarrow as pa
 
 from policies import snapshots
 from policies.action_noise import ActionNoise
-from policies.batch_kinds import FILTER_DELTAS, SNAPSHOTS
 from policies.episode_counters import ClosedEpisodes, EpisodeCounters, RowLabels
 from policies.episode_ends import EpisodeEnds
 from policies.errors import RunError
-from policies.filters import MeanStd
 from policies.finite_rows import first_not_finite
 from policies.policy import Policy
 from policies.recurrent_state import State, choose_rows
@@ -35,7 +33,6 @@ from policies.sample_batch import (
     ENV,
     ENV_STEP,
     EPS_ID,
-    OBS,
     POLICY_ID,
     REWARDS,
     SHARD,
@@ -62,7 +59,6 @@ class RunnerSettings:
         batch_mode: `truncate_episodes` or `complete_episodes`.
         clip_rewards: None or False: as they are; True: their sign; a number: clipped to +- that.
         extras: Action outputs to record: `action_logp`, `action_dist_inputs`, `vf_preds`.
-        observation_filter: Whether to gather statistics of the observations.
         cut_at_end: Start fresh episodes with every `sample()` and truncate the running ones at its
             end, for environments whose state cannot be carried to the next round.
     """
@@ -73,7 +69,6 @@ class RunnerSettings:
     batch_mode: str = "truncate_episodes"
     clip_rewards: bool | float | None = None
     extras: tuple[str, ...] = (ACTION_LOGP,)
-    observation_filter: bool = False
     cut_at_end: bool = False
 
 
@@ -86,12 +81,10 @@ class Rollout:
         episodes: One row for each episode that the environment or its horizon ended (not those that
             `cut_at_end` cut), kind `episodes`; the metadata holds `shard`, `env_steps` (rows of
             `steps`), `env_restarts`, `first_error` and `seconds`.
-        filter_delta: Statistics of the rows' observations, or None.
     """
 
     steps: SampleBatch
     episodes: pa.RecordBatch
-    filter_delta: pa.RecordBatch | None
 
 
 @dataclass
@@ -273,7 +266,7 @@ class EnvRunner:
             self._counters.skip_to(self.env.episodes + 1)
         steps = self._steps(current, labels)
         episodes = self._episodes(current, closed, len(steps), started)
-        return Rollout(steps, episodes, self._filter_delta(steps))
+        return Rollout(steps, episodes)
 
     def _steps(self, current: _Round, labels: RowLabels) -> SampleBatch:
         columns = current.buffer.columns(labels.row, current.ends.steps)
@@ -322,12 +315,6 @@ class EnvRunner:
         }
         return current.ends.record_batch(self.shard, closed, metadata)
 
-    def _filter_delta(self, steps: SampleBatch) -> pa.RecordBatch | None:
-        if not self.settings.observation_filter:
-            return None
-        delta = MeanStd.from_batch(self.env.observation_space, steps[OBS])
-        return snapshots.arrays_to_batch(self.shard, delta.to_arrays(), FILTER_DELTAS)
-
     def get_state(self) -> pa.RecordBatch:
         """Everything needed to go on from here, as named arrays of kind `snapshots`.
 
@@ -345,7 +332,7 @@ class EnvRunner:
             arrays["runner/return"] = self._return
             arrays |= {f"state/{index}": array for index, array in enumerate(self._state)}
             arrays |= {f"env/{name}": array for name, array in self.env.get_state().items()}
-        return snapshots.arrays_to_batch(self.shard, arrays, SNAPSHOTS)
+        return snapshots.arrays_to_batch(self.shard, arrays)
 
     def set_state(self, batch: pa.RecordBatch | pa.Table) -> None:
         """Continues where `get_state` was called, to the bit.

@@ -19,7 +19,6 @@ import pyarrow.compute as pc
 from policies import arrow_columns, batch_rows, spaces
 from policies.arrow_columns import DICTIONARY
 from policies.batch_kinds import EPISODES as EPISODES
-from policies.batch_kinds import FILTER_DELTAS as FILTER_DELTAS
 from policies.batch_kinds import SCHEMA_VERSION, STEPS
 from policies.batch_kinds import SNAPSHOTS as SNAPSHOTS
 from policies.batch_kinds import concat_record_batches as concat_record_batches

@@ -1,7 +1,6 @@
 """Named arrays as one Arrow table of (shard, name, dtype, shape, bytes).
 
-Environment state and observation-filter deltas travel between stages and lie on disk in this
-form: data only, no pickle. The `kind` in the schema metadata tells the two apart.
+Environment state travels between stages and lies on disk in this form: data only, no pickle.
 """
 
 from __future__ import annotations
@@ -16,7 +15,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from policies.batch_kinds import FILTER_DELTAS, SNAPSHOTS
+from policies.batch_kinds import SNAPSHOTS
 from policies.errors import RunError
 
 _FIELDS = [
@@ -26,20 +25,16 @@ _FIELDS = [
     pa.field("shape", pa.list_(pa.int64())),
     pa.field("bytes", pa.large_binary()),
 ]
-_SCHEMAS = {
-    kind: pa.schema(_FIELDS, metadata={b"kind": kind.encode()})
-    for kind in (SNAPSHOTS, FILTER_DELTAS)
-}
+_SCHEMA = pa.schema(_FIELDS, metadata={b"kind": SNAPSHOTS.encode()})
 _PLAIN_KINDS = "biufSU"
 
 
-def arrays_to_batch(shard: int, arrays: Mapping[str, np.ndarray], kind: str) -> pa.RecordBatch:
+def arrays_to_batch(shard: int, arrays: Mapping[str, np.ndarray]) -> pa.RecordBatch:
     """Packs named arrays of one shard, in name order.
 
     Args:
         shard: The shard that owns the arrays.
         arrays: Numbers, bools or fixed-width text of any shape.
-        kind: `SNAPSHOTS` or `FILTER_DELTAS`.
 
     Raises:
         TypeError: An array has a dtype that is not plain data.
@@ -57,7 +52,7 @@ def arrays_to_batch(shard: int, arrays: Mapping[str, np.ndarray], kind: str) -> 
             pa.array([list(value.shape) for value in values], pa.list_(pa.int64())),
             pa.array([value.tobytes() for value in values], pa.large_binary()),
         ],
-        schema=_SCHEMAS[kind],
+        schema=_SCHEMA,
     )
 
 

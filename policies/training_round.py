@@ -17,12 +17,11 @@ import orjson
 import pyarrow as pa
 
 from policies import snapshots, stages
-from policies.batch_kinds import EPISODES, FILTER_DELTAS, SNAPSHOTS, STEPS, kind, with_kind
+from policies.batch_kinds import EPISODES, SNAPSHOTS, STEPS, kind, with_kind
 from policies.episode_metrics import EpisodeMetrics
 from policies.errors import RunError
 from policies.evaluation import evaluate
-from policies.filters import MeanStd
-from policies.learners.learner import LearnerState, learner_threads
+from policies.learners.learner import learner_threads
 from policies.manifest import FileRecord, TornManifestError, canonical_json
 from policies.random_streams import Purpose
 from policies.run_directory import TIMINGS, VersionInfo
@@ -92,7 +91,7 @@ def shards_to_collect(run: TrainingRun, path: str) -> list[int]:
 
 
 def collect(run: TrainingRun, path: str, shard: int) -> list[pa.RecordBatch]:
-    """One shard's part of a round: steps, episodes, filter deltas, and the environments' state.
+    """One shard's part of a round: steps, episodes, and the environments' state.
 
     Returns:
         Record batches told apart by their `kind`; a single one of kind `pass` if the run has
@@ -110,10 +109,7 @@ def collect(run: TrainingRun, path: str, shard: int) -> list[pa.RecordBatch]:
     state = runner.get_state()
     run.keep_policy(policy, weights)
     run.keep_runner(runner, snapshots.snapshot_sha256(state))
-    batches = [*in_pieces(with_kind(rollout.steps.record_batch, STEPS)), rollout.episodes, state]
-    if rollout.filter_delta is not None:
-        batches.append(rollout.filter_delta)
-    return batches
+    return [*in_pieces(with_kind(rollout.steps.record_batch, STEPS)), rollout.episodes, state]
 
 
 def in_pieces(batch: pa.RecordBatch) -> list[pa.RecordBatch]:
@@ -149,7 +145,6 @@ def learn(run: TrainingRun, path: str, batches: Sequence[pa.RecordBatch]) -> Ver
     started = time.perf_counter()
     learner_state, stats = run.learner.update(run.config, learner_state, steps)
     learn_seconds = time.perf_counter() - started
-    _merge_filter(learner_state, by_kind.get(FILTER_DELTAS, []))
     facts = run.save_learner(version, learner_state)
     facts["rollouts"], record = _save_rollouts(run, version, states)
     facts["files"].append(record)
@@ -189,17 +184,6 @@ def _first_key(steps: SampleBatch) -> tuple[int, ...]:
     if not len(steps):
         return (-1,)
     return tuple(int(steps[name][0]) for name in (SHARD, ENV, ENV_STEP))
-
-
-def _merge_filter(state: LearnerState, deltas: Sequence[pa.RecordBatch]) -> None:
-    """Adds the round's observations to the filter, shard by shard: float sums depend on order."""
-    merged = state.policy.filter
-    if merged is None:
-        return
-    for shard, batch in _by_shard(deltas).items():
-        arrays = snapshots.batch_to_arrays(batch, shard)
-        merged = MeanStd.merge(merged, MeanStd.from_arrays(arrays))
-    state.policy.filter = merged
 
 
 def _save_rollouts(

@@ -213,7 +213,6 @@ class TrainingRun:
             batch_mode=config.batch_mode,
             clip_rewards=config.clip_rewards,
             extras=self.learner.EXTRAS,
-            observation_filter=config.observation_filter == "mean_std",
             cut_at_end=self.env_state == "reset",
         )
         return EnvRunner(env, shard, settings)

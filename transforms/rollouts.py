@@ -21,7 +21,7 @@ class CollectRollouts(beam.PTransform):
             stages read its files.
 
     Input: paths of versions. Output: (path, record batch), where `kind` in a batch's schema
-    metadata tells steps, episodes, snapshots and filter deltas apart. A path whose run has stopped
+    metadata tells steps, episodes and snapshots apart. A path whose run has stopped
     gives exactly one batch of kind `pass`, so that every round ends in exactly one path. Several
     shards are spread over workers by a shuffle of their tickets.
 

@@ -10,11 +10,9 @@ import pytest
 
 from policies.batch_kinds import EPISODES, kind
 from policies.env_runner import EnvRunner, Rollout, RunnerSettings, clip_rewards
-from policies.filters import MeanStd
 from policies.gym_vector_env import GymVectorEnv
 from policies.policy import Policy
 from policies.random_streams import Purpose, episode_ids, stream
-from policies.snapshots import batch_to_arrays
 from policies.sync_vector_env import SyncVectorEnv
 from policies.testing import CountingEnv, CountingVectorEnv
 from policies.vector_envs import VectorEnv
@@ -266,24 +264,6 @@ def test_rewards_are_clipped_in_the_rows_and_not_in_the_returns() -> None:
 )
 def test_clip_rewards(clip: Any, expected: list[float]) -> None:
     assert clip_rewards(np.array([-3.0, 0.0, 0.5]), clip).tolist() == expected
-
-
-def test_filter_deltas_are_the_statistics_of_the_rows() -> None:
-    env = sync("CartPole-v1", 3)
-    runner = EnvRunner(env, 6, settings(20, observation_filter=True))
-    policy = policy_for(env, observation_filter="mean_std")
-    merged = MeanStd.zero(env.observation_space)
-    seen = []
-    for version in range(3):
-        rollout = runner.sample(policy, version)
-        assert rollout.filter_delta is not None
-        arrays = batch_to_arrays(rollout.filter_delta, 6)
-        merged = MeanStd.merge(merged, MeanStd.from_arrays(arrays))
-        seen.append(rollout.steps["obs"])
-    obs = np.concatenate(seen).astype(np.float64)
-    assert merged.count == 180
-    np.testing.assert_allclose(merged.mean, obs.mean(axis=0), rtol=1e-12)
-    np.testing.assert_allclose(merged.std, obs.std(axis=0, ddof=1), rtol=1e-12)
 
 
 def test_extras_are_recorded_where_asked_for() -> None:

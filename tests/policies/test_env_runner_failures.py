@@ -10,7 +10,6 @@ import pytest
 from gymnasium.spaces import Box, Dict, Discrete
 
 from policies import snapshots
-from policies.batch_kinds import SNAPSHOTS
 from policies.env_runner import EnvRunner, RunnerSettings
 from policies.errors import RunError
 from policies.gym_vector_env import GymVectorEnv
@@ -173,7 +172,7 @@ def test_a_runner_that_raised_has_closed_its_environments(call: str) -> None:
         elif call == "get_state":
             runner.get_state()
         else:
-            runner.set_state(snapshots.arrays_to_batch(0, {}, SNAPSHOTS))
+            runner.set_state(snapshots.arrays_to_batch(0, {}))
     assert Closed.closes == 1
 
 

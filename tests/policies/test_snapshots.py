@@ -9,7 +9,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from policies.batch_kinds import FILTER_DELTAS, SNAPSHOTS, kind
+from policies.batch_kinds import SNAPSHOTS, kind
 from policies.errors import RunError
 from policies.snapshots import arrays_to_batch, batch_to_arrays, snapshot_sha256
 
@@ -25,10 +25,9 @@ ARRAYS: dict[str, np.ndarray] = {
 }
 
 
-@pytest.mark.parametrize("of_kind", [SNAPSHOTS, FILTER_DELTAS])
-def test_arrays_come_back_to_the_bit_in_name_order_and_writable(of_kind: str) -> None:
-    batch = arrays_to_batch(3, ARRAYS, of_kind)
-    assert kind(batch) == of_kind
+def test_arrays_come_back_to_the_bit_in_name_order_and_writable() -> None:
+    batch = arrays_to_batch(3, ARRAYS)
+    assert kind(batch) == SNAPSHOTS
     found = batch_to_arrays(batch, 3)
     assert list(found) == sorted(ARRAYS)
     for name, array in found.items():
@@ -39,12 +38,12 @@ def test_arrays_come_back_to_the_bit_in_name_order_and_writable(of_kind: str) ->
 
 
 def test_each_shard_finds_its_own_arrays() -> None:
-    batches = [arrays_to_batch(s, {"x": np.full(2, s)}, SNAPSHOTS) for s in (1, 0, 5)]
+    batches = [arrays_to_batch(s, {"x": np.full(2, s)}) for s in (1, 0, 5)]
     table = pa.Table.from_batches(batches)
     for shard in (0, 1, 5):
         assert batch_to_arrays(table, shard)["x"].tolist() == [shard, shard]
     assert batch_to_arrays(table, 2) == {}
-    assert batch_to_arrays(arrays_to_batch(0, {}, SNAPSHOTS), 0) == {}
+    assert batch_to_arrays(arrays_to_batch(0, {}), 0) == {}
 
 
 @pytest.mark.parametrize(
@@ -52,11 +51,11 @@ def test_each_shard_finds_its_own_arrays() -> None:
 )
 def test_only_plain_data_is_packed(value: np.ndarray) -> None:
     with pytest.raises(TypeError, match="'x' has dtype .* not plain data"):
-        arrays_to_batch(0, {"x": value}, SNAPSHOTS)
+        arrays_to_batch(0, {"x": value})
 
 
 def damaged(**changes: Any) -> pa.RecordBatch:
-    batch = arrays_to_batch(0, {"x": np.arange(3)}, SNAPSHOTS)
+    batch = arrays_to_batch(0, {"x": np.arange(3)})
     columns = {name: batch.column(name).to_pylist() for name in batch.schema.names}
     columns |= {name: [value] for name, value in changes.items()}
     return pa.RecordBatch.from_pydict(columns, schema=batch.schema)
@@ -84,7 +83,7 @@ def test_damage_is_an_error(changes: dict[str, Any]) -> None:
 
 
 def test_a_name_twice_and_another_table_are_errors() -> None:
-    batch = arrays_to_batch(0, {"x": np.arange(3)}, SNAPSHOTS)
+    batch = arrays_to_batch(0, {"x": np.arange(3)})
     with pytest.raises(RunError, match="two arrays of one name"):
         batch_to_arrays(pa.Table.from_batches([batch, batch]), 0)
     with pytest.raises(RunError, match="not a table of arrays"):
@@ -92,22 +91,20 @@ def test_a_name_twice_and_another_table_are_errors() -> None:
 
 
 def test_the_hash_is_that_of_the_arrays() -> None:
-    batch = arrays_to_batch(0, ARRAYS, SNAPSHOTS)
+    batch = arrays_to_batch(0, ARRAYS)
     doubled = pa.concat_batches([batch, batch])
     assert snapshot_sha256(doubled.slice(len(batch))) == snapshot_sha256(batch)
-    assert snapshot_sha256(arrays_to_batch(1, ARRAYS, SNAPSHOTS)) != snapshot_sha256(batch)
+    assert snapshot_sha256(arrays_to_batch(1, ARRAYS)) != snapshot_sha256(batch)
     for name, array in ARRAYS.items():
         if array.size and array.dtype.kind in "iu":
-            changed = arrays_to_batch(0, ARRAYS | {name: array + 1}, SNAPSHOTS)
+            changed = arrays_to_batch(0, ARRAYS | {name: array + 1})
             assert snapshot_sha256(changed) != snapshot_sha256(batch)
     one, other = ({"x": np.zeros(shape)} for shape in ((2, 3), (3, 2)))
-    assert snapshot_sha256(arrays_to_batch(0, one, SNAPSHOTS)) != snapshot_sha256(
-        arrays_to_batch(0, other, SNAPSHOTS)
-    )
+    assert snapshot_sha256(arrays_to_batch(0, one)) != snapshot_sha256(arrays_to_batch(0, other))
 
 
 def test_the_hash_is_pinned() -> None:
-    batch = arrays_to_batch(0, {"x": np.arange(3, dtype="<i8")}, SNAPSHOTS)
+    batch = arrays_to_batch(0, {"x": np.arange(3, dtype="<i8")})
     header = b'[0, "x", "<i8", [3], 24]'
     data = header + np.arange(3, dtype="<i8").tobytes()
     assert snapshot_sha256(batch) == hashlib.sha256(data).hexdigest()

@@ -203,7 +203,7 @@ def test_each_shard_gives_each_kind_once(make_run: MakeRun) -> None:
     path = run.publish_initial().path
     assert shards_to_collect(run, path) == [0, 1]
     kinds = [[kind(batch) for batch in collect(run, path, shard)] for shard in (0, 1)]
-    assert kinds == [[STEPS, EPISODES, SNAPSHOTS, "filter_deltas"]] * 2
+    assert kinds == [[STEPS, EPISODES, SNAPSHOTS]] * 2
 
 
 def test_steps_are_sorted_by_shard_environment_and_step(make_run: MakeRun) -> None:
@@ -354,7 +354,7 @@ def test_a_failed_update_leaves_no_changed_learner_behind(
 
     with monkeypatch.context() as patch:
         # After the update has changed the live learner in place.
-        patch.setattr(training_round, "_merge_filter", fail)
+        patch.setattr(training_round, "_save_rollouts", fail)
         with pytest.raises(RunError, match="in the middle"):
             learn(run, path, batches)
     draft = learn(run, path, batches)
