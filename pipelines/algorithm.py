@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import tempfile
 import time
+import warnings
 from collections.abc import Callable, Collection, Mapping, Sequence
 from types import TracebackType
 from typing import Any
@@ -183,6 +184,12 @@ class Algorithm(NewestPolicy):
             raise ConfigError(f"train: rounds={rounds}, expected at least 1")
         self.start()
         self.results = []
+        if (reason := self.stop_reason()) is not None:
+            warnings.warn(
+                f"nothing was trained: {self.run_dir} has met {reason}; restore it with another "
+                f"limit, such as config={{{reason!r}: None}}, to go on",
+                stacklevel=2,
+            )
         while rounds > 0 and self.stop_reason() is None:
             part = min(rounds, MAX_ROUNDS_PER_JOB)
             self._run_job(part)

@@ -19,7 +19,8 @@ from pipelines.run_settings import DEFAULT_ALGO
 from pipelines.runners import RunnerInfo, add_runner_flags, pipeline_options, runner_named
 from policies.config import AlgorithmConfig
 from policies.config_fields import config_fields
-from policies.config_renames import renamed_keys, resolve
+from policies.config_loading import require_shallow
+from policies.config_renames import renamed_keys, resolve, shortened
 from policies.errors import ConfigError
 from policies.learners.learner import learner_named
 
@@ -112,7 +113,7 @@ class CommandLine:
     @property
     def config_class(self) -> type[AlgorithmConfig]:
         """The algorithm's config class; ConfigError if there is no such algorithm."""
-        return learner_named(self.algo or DEFAULT_ALGO).CONFIG
+        return learner_named(DEFAULT_ALGO if self.algo is None else self.algo).CONFIG
 
     def settings(self) -> dict[str, Any]:
         """The configuration's settings that were given as flags; `none` is None."""
@@ -155,6 +156,8 @@ def parse(argv: Sequence[str]) -> CommandLine | None:
     command = CommandLine(known, runner, (*rest, *passed))
     if unknown:
         raise ConfigError(_unknown_flag(unknown, everything, command.config_class))
+    if command.algo is not None:
+        learner_named(command.algo)
     pipeline_options(runner, command.beam_flags)
     return command
 
@@ -302,12 +305,18 @@ def _number(text: str) -> Any:
 
 def _json_object(flag: str, text: str) -> dict[str, Any]:
     form = f"write {flag}='{{\"key\": 1}}', in single quotes"
+    shown = f"{flag}={shortened(text)}"
     try:
         value = json.loads(text)
     except json.JSONDecodeError as error:
-        raise ConfigError(f"{flag}={text}: not JSON ({error}); {form}") from error
+        raise ConfigError(f"{shown}: not JSON ({error}); {form}") from error
+    except RecursionError:
+        raise ConfigError(f"{shown}: nested too deep") from None
+    except ValueError:
+        raise ConfigError(f"{shown}: an integer has too many digits") from None
+    require_shallow(value, shown)
     if not isinstance(value, dict):
-        raise ConfigError(f"{flag}={text}: expected a JSON object; {form}")
+        raise ConfigError(f"{shown}: expected a JSON object; {form}")
     return value
 
 

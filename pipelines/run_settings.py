@@ -62,7 +62,8 @@ def refuse_used_folder(directory: RunDirectory) -> None:
     """
     if directory.exists():
         raise ConfigError(
-            f"{directory.url} holds a run already: resume it (--resume), or choose another folder"
+            f"{directory.url} holds a run already: resume it (--resume, in Python resume=True), "
+            "or choose another folder"
         )
     others = [name for name in directory.store.names("") if not name.startswith(".")]
     # A driver that was killed before it had written config.json leaves just this.

@@ -22,7 +22,7 @@ from pipelines.report.tensorboard import write_events
 from pipelines.report.terminal import TrainingView, make_view
 from pipelines.stage_errors import StageError
 from pipelines.training_result import write_result
-from policies.config import AlgorithmConfig
+from policies.config import AlgorithmConfig, config_dict
 from policies.config_loading import config_yaml, load_config
 from policies.envs import resolve
 from policies.errors import ConfigError, RunError
@@ -31,7 +31,7 @@ from policies.round_results import process_started
 from policies.run_directory import RunDirectory
 from policies.stages import on_stage
 from policies.stopping import MAX_SECONDS
-from policies.stored_run import read_stored_run, refuse_changes
+from policies.stored_run import imported_modules, read_stored_run, refuse_changes
 
 DEFAULT_MAX_ENV_STEPS = 1_000_000
 EXIT_FAILED, EXIT_WRONG = 1, 2
@@ -59,7 +59,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         # The reader of --print_config has seen enough; what is left must not be flushed at exit.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return EXIT_FAILED
-    except Exception as error:
+    except (Exception, SystemExit, GeneratorExit) as error:
         _say("failed", _unexpected(error, None))
         return EXIT_FAILED
 
@@ -171,7 +171,7 @@ def _run(algorithm: Algorithm, view: TrainingView, started: float) -> dict[str, 
             events.write()
         algorithm.prune()
         result = write_result(algorithm, reason, started)
-        view.finish(result)
+        view.finish(result | {"allow_import": _modules(algorithm)})
     return result
 
 
@@ -235,14 +235,19 @@ def _out_of_time(config: AlgorithmConfig, started: float) -> str | None:
 # --- how it ends --------------------------------------------------------------------------------
 
 
-def _way_on(directory: RunDirectory) -> str:
-    return f"go on with --run_dir={shlex.quote(directory.url)} --resume"
+def _way_on(algorithm: Algorithm) -> str:
+    allowed = "".join(f" --allow_import={module}" for module in _modules(algorithm))
+    return f"go on with --run_dir={shlex.quote(algorithm.run_dir)} --resume{allowed}"
+
+
+def _modules(algorithm: Algorithm) -> list[str]:
+    return imported_modules(config_dict(algorithm.config))
 
 
 def _farewell(algorithm: Algorithm) -> str:
     directory = algorithm.run.directory
     newest = directory.newest_version()
-    return f"interrupted after round {newest.version if newest else 0}; {_way_on(directory)}"
+    return f"interrupted after round {newest.version if newest else 0}; {_way_on(algorithm)}"
 
 
 def _with_way_on(error: RunError, algorithm: Algorithm) -> RunError:
@@ -256,10 +261,10 @@ def _with_way_on(error: RunError, algorithm: Algorithm) -> RunError:
         return error
     if newest is None or directory.newest_good_version() != newest.version:
         return error  # It says what is damaged, and the way back.
-    return RunError(f"{error} (version {newest.version} is kept: {_way_on(directory)})")
+    return RunError(f"{error} (version {newest.version} is kept: {_way_on(algorithm)})")
 
 
-def _unexpected(error: Exception, directory: RunDirectory | None) -> RunError:
+def _unexpected(error: BaseException, directory: RunDirectory | None) -> RunError:
     """One line for an error that has none, and its traceback in a file."""
     text = "".join(traceback.format_exception(error))
     line = str(error)

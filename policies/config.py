@@ -32,27 +32,37 @@ RESUMABLE_KEYS: frozenset[str] = frozenset(
 decides which evaluations are confirmed, and so is seen in the manifests.)"""
 
 
-def require_json(value: object, path: str) -> None:
+MAX_DEPTH = 50
+"""Levels of lists and mappings that a setting's value may have."""
+_MAX_INTEGER_BITS = 10_000  # Python refuses to write integers of more than about 14,000 as text.
+
+
+def require_json(value: object, path: str, *, depth: int = 0) -> None:
     """Checks that a value survives a trip through JSON unchanged.
 
     Args:
       value: what to check; lists, tuples and mappings are checked all the way down.
       path: the name of the value, for the message.
+      depth: levels of lists and mappings around the value.
 
     Raises:
       ValueError: naming the path and what JSON cannot hold: other types, keys that are not text,
-        numbers that are not finite.
+        numbers that are not finite, more than `MAX_DEPTH` levels.
     """
+    if depth > MAX_DEPTH:
+        raise ValueError(f"{path[:60]}...: nested more than {MAX_DEPTH} levels deep")
     if isinstance(value, Mapping):
         for key, item in value.items():
             if not isinstance(key, str):
                 raise ValueError(f"{path}: the key {key!r} is not text; quote it")
-            require_json(item, f"{path}.{key}")
+            require_json(item, f"{path}.{key}", depth=depth + 1)
     elif isinstance(value, list | tuple):
         for index, item in enumerate(value):
-            require_json(item, f"{path}[{index}]")
+            require_json(item, f"{path}[{index}]", depth=depth + 1)
     elif isinstance(value, float) and not math.isfinite(value):
         raise ValueError(f"{path}: {value} is not a finite number")
+    elif isinstance(value, int) and value.bit_length() > _MAX_INTEGER_BITS:
+        raise ValueError(f"{path}: an integer of {value.bit_length()} bits is too large")
     elif not (value is None or isinstance(value, bool | int | float | str)):
         raise ValueError(
             f"{path}: got a value of type {type(value).__name__}, "
@@ -72,6 +82,8 @@ def _device(value: str) -> str:
 
 
 Count = Annotated[int, Field(ge=1)]
+Parallel = Annotated[int, Field(ge=1, le=100_000)]
+FragmentLength = Annotated[int, Field(ge=1, le=10_000_000)]
 NonNegative = Annotated[int, Field(ge=0)]
 Seconds = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 Finite = Annotated[float, Field(allow_inf_nan=False)]
@@ -100,15 +112,15 @@ class AlgorithmConfig(BaseModel):
         description="Root of every random number of the run; the same seed gives the same bits.",
     )
 
-    num_rollout_workers: Count = Field(
+    num_rollout_workers: Parallel = Field(
         1,
         description="Shards that sample in parallel in each round; part of the run's identity, "
         "unlike the runner's own parallelism.",
     )
-    num_envs_per_worker: Count = Field(
+    num_envs_per_worker: Parallel = Field(
         16, description="Environments that one shard steps together as one vector."
     )
-    rollout_fragment_length: Count = Field(
+    rollout_fragment_length: FragmentLength = Field(
         64,
         description="Longest fragment: steps that each environment takes before the round may end "
         "(with complete_episodes: at least, then on to the episode's end).",
@@ -211,8 +223,8 @@ class AlgorithmConfig(BaseModel):
     )
     max_seconds: Seconds | None = Field(
         None,
-        description="Seconds of wall-clock time after which this command stops at the next "
-        "round's end; null has no limit.",
+        description="Seconds of wall-clock time after which this command stops, looked at after "
+        "each job (of rounds_per_job rounds); null has no limit.",
     )
 
     keep_versions: Count = Field(

@@ -17,13 +17,15 @@ from typing import Any, TypeVar
 import fsspec
 from pydantic import BaseModel, ValidationError
 
-from policies.config import AlgorithmConfig, config_dict, require_json
+from policies.config import MAX_DEPTH, AlgorithmConfig, config_dict, require_json
 from policies.config_fields import ConfigField, config_fields, sections
-from policies.config_renames import renamed_keys, resolve, show
+from policies.config_renames import renamed_keys, resolve, shortened, show
 from policies.config_yaml import parse_yaml, to_yaml
 from policies.errors import ConfigError
 
 C = TypeVar("C", bound=AlgorithmConfig)
+
+_MAX_FILE_BYTES = 2**20
 
 
 def load_config(
@@ -55,7 +57,7 @@ def load_config(
     settings = schema.settings("the base settings", base or {})
     if file is not None:
         settings = _merged_settings(settings, schema.settings(file, _read_file(file)))
-    from_flags = schema.settings("flags", flags or {})
+    from_flags = schema.settings("settings", flags or {})
     from_sets: dict[str, Any] = {}
     for text in sets:
         from_sets = _merged_settings(from_sets, schema.settings("--set", _parse_set(text)))
@@ -87,6 +89,7 @@ class _Schema:
 
     def settings(self, source: str, values: Mapping[str, Any]) -> dict[str, Any]:
         """One source's settings by our dotted keys, renamed and known; values are unchecked."""
+        require_shallow(values, source)
         found: dict[str, Any] = {}
         origin: dict[str, str] = {}
         for written, raw in self._leaves(source, values, ""):
@@ -108,7 +111,7 @@ class _Schema:
             try:
                 require_json(value, key)
             except ValueError as error:
-                raise ConfigError(str(error)) from None
+                raise ConfigError(shortened(str(error))) from None
             self._place(nested, key, value)
         try:
             return self.config_class.model_validate_json(json.dumps(nested), strict=True)
@@ -134,6 +137,10 @@ class _Schema:
     def _translate(self, source: str, written: str, value: Any) -> tuple[str | None, Any]:
         """Our key for what was written, or None for what is dropped; and the value."""
         parts = written.split(".")
+        if len(parts) > MAX_DEPTH:
+            raise ConfigError(
+                f"{source}: {shortened(written)}: nested more than {MAX_DEPTH} levels deep"
+            )
         for end in range(len(parts), 0, -1):
             key, below = ".".join(parts[:end]), parts[end:]
             candidate = functools.reduce(lambda inner, part: {part: inner}, reversed(below), value)
@@ -158,8 +165,8 @@ class _Schema:
         ]
         suggestions = list(dict.fromkeys(names[name] for name in near))
         if suggestions:
-            return f"unknown setting {key}; did you mean {' or '.join(suggestions)}?"
-        return f"unknown setting {key}; --print_config lists all of them"
+            return f"unknown setting {shortened(key)}; did you mean {' or '.join(suggestions)}?"
+        return f"unknown setting {shortened(key)}; --print_config lists all of them"
 
     def _place(self, nested: dict[str, Any], key: str, value: Any) -> None:
         """Puts a setting into the nested settings, over the class's default where it merges."""
@@ -191,7 +198,7 @@ class _Schema:
             key, value = self._locate(problem["loc"], data)
             raised = problem.get("ctx", {}).get("error")
             if raised is not None and key:
-                text = str(raised)
+                text = shortened(str(raised))
                 lines[text if text.startswith(key) else f"{key}: {text}"] = None
             elif raised is not None:
                 lines[str(raised)] = None
@@ -210,6 +217,22 @@ class _Schema:
                 break
             key, data = f"{key}.{part}" if key else str(part), data[part]
         return key, data
+
+
+def require_shallow(value: object, source: str, *, depth: int = 0) -> None:
+    """Checks that a value has few levels of lists and mappings, and so does not contain itself.
+
+    Raises:
+      ConfigError: it has more than `config.MAX_DEPTH`; the message names the source.
+    """
+    if depth > MAX_DEPTH:
+        raise ConfigError(f"{shortened(source)}: nested more than {MAX_DEPTH} levels deep")
+    if isinstance(value, Mapping):
+        value = value.values()
+    elif not isinstance(value, list | tuple):
+        return
+    for item in value:
+        require_shallow(item, source, depth=depth + 1)
 
 
 def _values(value: Any, *, exclude_defaults: bool = False) -> Any:
@@ -247,26 +270,35 @@ def _merged_settings(under: Mapping[str, Any], over: Mapping[str, Any]) -> dict[
 
 
 def _read_file(path: str) -> Mapping[str, Any]:
+    path_shown = shortened(path)
     try:
-        with fsspec.open(path, "rt", encoding="utf-8") as opened:
-            text = opened.read()
-    except (OSError, ValueError, ImportError) as error:
-        detail = str(error).splitlines()[0] if str(error) else type(error).__name__
-        raise ConfigError(f"cannot read the config file {path}: {detail}") from None
+        with fsspec.open(path, "rb") as opened:
+            data = opened.read(_MAX_FILE_BYTES + 1)
+        text = "" if len(data) > _MAX_FILE_BYTES else data.decode("utf-8")
+    except Exception as error:  # Archives and remote file systems raise errors of their own.
+        detail = str(error).strip().partition("\n")[0] or type(error).__name__
+        raise ConfigError(
+            f"cannot read the config file {path_shown}: {shortened(detail)}"
+        ) from None
+    if len(data) > _MAX_FILE_BYTES:
+        raise ConfigError(
+            f"the config file {path_shown} is larger than 1 MiB; is it the right file?"
+        )
     values = parse_yaml(text, path)
     if values is None:
         return {}
     if not isinstance(values, Mapping):
-        raise ConfigError(f"{path}: expected a mapping of settings, got {show(values)}")
+        raise ConfigError(f"{path_shown}: expected a mapping of settings, got {show(values)}")
     return values
 
 
 def _parse_set(text: str) -> dict[str, Any]:
     key, equals, value = text.partition("=")
+    shown = shortened(text)
     if not equals or not key.strip():
-        raise ConfigError(f"--set {text}: expected key=value, for example model.hidden=[64,64]")
+        raise ConfigError(f"--set {shown}: expected key=value, for example model.hidden=[64,64]")
     if not value.strip():
-        raise ConfigError(f"--set {text}: no value; write {key.strip()}=null or {key.strip()}=''")
+        raise ConfigError(f"--set {shown}: no value; write {key.strip()}=null or {key.strip()}=''")
     return {key.strip(): parse_yaml(value, f"--set {text}")}
 
 

@@ -105,8 +105,16 @@ def _renamed(
 
 def show(value: Any) -> str:
     """A value as short JSON text, for messages."""
-    text = json.dumps(value, ensure_ascii=False, default=repr)
-    return text if len(text) <= 60 else text[:57] + "..."
+    try:
+        text = json.dumps(value, ensure_ascii=False, default=repr)
+    except (ValueError, TypeError, RecursionError):  # circular, too deep or too many digits
+        text = f"a value of type {type(value).__name__}"
+    return shortened(text, 60)
+
+
+def shortened(text: str, limit: int = 200) -> str:
+    """A text of at most `limit` characters, for messages: what is too long ends in three dots."""
+    return text if len(text) <= limit else text[: limit - 3] + "..."
 
 
 def _same(left: Any, right: Any) -> bool:

@@ -55,7 +55,7 @@ class FailureCounts:
             raise RunError(f"{env} failed: {first}")
         raise RunError(
             f"{env} failed {times} times without finishing an episode "
-            f"(max_restarts={self._max_restarts}); the first error: {first}"
+            f"(max_env_restarts={self._max_restarts}); the first error: {first}"
         )
 
     def forgive(self, indices: Sequence[int]) -> None:

@@ -84,7 +84,7 @@ def _from_module(ref: str, module: str, attribute: str) -> EnvSource:
         loaded: Any = importlib.import_module(module)
     except ModuleNotFoundError as error:
         raise ConfigError(f"environment {ref!r}: {error}; is its package installed?") from error
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         raise ConfigError(
             f"environment {ref!r}: importing {module} failed: {describe(error)}"
         ) from error
@@ -124,7 +124,7 @@ def make_env(ref: EnvRef, env_config: Mapping[str, Any] | None = None) -> gym.En
     config = dict(env_config or {})
     try:
         env = construct(source, config)
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         raise construction_error(source, config, error) from error
     if not isinstance(env, gym.Env):
         raise ConfigError(
@@ -144,7 +144,7 @@ def make_env(ref: EnvRef, env_config: Mapping[str, Any] | None = None) -> gym.En
 
 
 def construction_error(
-    source: EnvSource, config: Mapping[str, Any], error: Exception
+    source: EnvSource, config: Mapping[str, Any], error: BaseException
 ) -> ConfigError | RunError:
     """The error to raise when a constructor failed with `error`."""
     line = f"environment {source.name!r} cannot be built: {describe(error, source.create)}"

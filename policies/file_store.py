@@ -16,6 +16,7 @@ import contextlib
 import errno
 import os
 import secrets
+import stat
 import threading
 from collections.abc import Iterator, Sequence
 from typing import Any
@@ -47,7 +48,9 @@ class FileStore:
     """Files below one URL, addressed by names relative to it ("versions/00000001/manifest.json").
 
     Every failure of the file system is a `RunError` of one line that names the file. A file that
-    is absent is no failure: `read` and `size` return None, `remove` does nothing.
+    is absent is no failure: `read` and `size` return None, `remove` does nothing. On local disks a
+    symbolic link at or above a name, below the root, is refused: through one, a run from elsewhere
+    could have files outside it listed, changed or removed. The root itself may be a link.
 
     Attributes:
         url: what another process opens: an absolute path, or a URL with its protocol.
@@ -154,6 +157,8 @@ class FileStore:
                 if not self._local:
                     self._put(name, data, "create")
                     return True
+                for other in after:
+                    self._refuse_links(other)
                 with self._temporary(name, data) as temporary:
                     paths = [self._path(other) for other in after]
                     _sync_all([temporary, *paths, self._path(folder)])
@@ -177,6 +182,19 @@ class FileStore:
         if self._local:
             with self._named("write", folder):
                 _sync_all([self._path(folder)])
+
+    def check_inside(self, name: str) -> None:
+        """Raises RunError when a local name lies behind a symbolic link below the root.
+
+        Every other method checks its names itself. This one is for a folder below the root that
+        something else is about to open by its path.
+        """
+        with self._named("read", name):
+            pass
+
+    def has_root(self) -> bool:
+        """Returns whether the folder itself is there; elsewhere than on local disks, True."""
+        return not self._local or os.path.isdir(self._root)
 
     def make_folder(self, folder: str) -> None:
         """Makes a folder and its parents."""
@@ -227,6 +245,19 @@ class FileStore:
             with contextlib.suppress(OSError):
                 os.unlink(temporary)
 
+    def _refuse_links(self, name: str) -> None:
+        if not self._local:
+            return
+        path = self._root.rstrip("/")
+        for part in name.split("/"):
+            path = f"{path}/{part}"
+            try:
+                mode = os.lstat(path).st_mode if part else 0
+            except (FileNotFoundError, NotADirectoryError):
+                return
+            if stat.S_ISLNK(mode):
+                raise RunError(f"{path} is a link; a run directory must hold no links")
+
     def _put(self, name: str, data: bytes, mode: str) -> None:
         path = self._path(name)
         try:
@@ -239,6 +270,7 @@ class FileStore:
     @contextlib.contextmanager
     def _named(self, action: str, name: str) -> Iterator[None]:
         try:
+            self._refuse_links(name)
             yield
         except RunError:
             raise

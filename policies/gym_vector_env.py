@@ -10,6 +10,7 @@ the transitions that come out are the same:
 
 from __future__ import annotations
 
+import contextlib
 import inspect
 from collections.abc import Mapping
 from typing import Any
@@ -112,7 +113,7 @@ class GymVectorEnv:
         self._watchdog.enter(self.name)
         try:
             obs, rewards, terminateds, truncateds, infos = self._env.step(actions)
-        except Exception as error:
+        except (Exception, SystemExit) as error:
             raise self._failure("step", error) from error
         finally:
             self._watchdog.leave()
@@ -186,12 +187,12 @@ class GymVectorEnv:
         self._watchdog.enter(self.name)
         try:
             return function(**arguments)
-        except Exception as error:
+        except (Exception, SystemExit) as error:
             raise self._failure(operation, error) from error
         finally:
             self._watchdog.leave()
 
-    def _failure(self, operation: str, error: Exception) -> RunError:
+    def _failure(self, operation: str, error: BaseException) -> RunError:
         return RunError(
             f"environment {self.name!r} (native, {self.num_envs} environments) failed in "
             f"{operation}: {describe(error, self._env)}"
@@ -275,9 +276,10 @@ class GymVectorEnv:
             )
 
     def close(self) -> None:
-        """Closes the environment."""
+        """Closes the environment, whatever it says to that."""
         self._watchdog.close()
-        self._env.close()
+        with contextlib.suppress(Exception, SystemExit):
+            self._env.close()
 
 
 def _autoreset_mode(name: str, env: GymVector) -> AutoresetMode:
@@ -333,7 +335,7 @@ def make_native(
                 vectorization_mode="vector_entry_point",
                 **config,
             )
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         raise construction_error(source, config, error) from error
     try:
         return GymVectorEnv(source.name, env, seed, env_timeout_s)

@@ -16,7 +16,7 @@ import math
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import orjson
@@ -31,6 +31,9 @@ MAX_MANIFEST_BYTES = 32 * 2**20
 
 MAX_FILE_BYTES = 64 * 2**30
 """A manifest that lists a larger file is refused."""
+
+MAX_RECENT_RETURNS = 1_000_000
+"""A manifest that lists more returns of recent episodes is refused."""
 
 FILE_SUFFIXES = (".safetensors", ".arrow")
 
@@ -207,8 +210,58 @@ def _check(version: int, manifest: dict[str, Any]) -> None:
     for key in ("policies", "metrics"):
         if not isinstance(manifest.get(key), dict):
             raise ValueError(f"{key} is not an object")
-    if not isinstance(manifest.get("evaluation", ""), dict | None):
+    evaluation = manifest.get("evaluation", "")
+    if not isinstance(evaluation, dict | None):
         raise ValueError("evaluation is neither an object nor null")
+    mean = (evaluation or {}).get("mean")
+    if mean is not None and not _is_finite_number(mean):
+        raise ValueError(f"evaluation.mean {_shown(mean)} is neither a finite number nor null")
+    _check_progress(manifest)
+    _check_policies(manifest["policies"], names)
+    _check_rollouts(manifest.get("rollouts"), names)
+
+
+def _check_progress(manifest: dict[str, Any]) -> None:
+    steps = manifest.get("env_steps", 0)
+    if type(steps) is not int or not 0 <= steps < 2**63:
+        raise ValueError(f"env_steps {_shown(steps)} is not a whole number within 0 to 2^63 - 1")
+    returns = manifest.get("recent_returns", [])
+    if not isinstance(returns, list) or len(returns) > MAX_RECENT_RETURNS:
+        raise ValueError(f"recent_returns is not a list of up to {MAX_RECENT_RETURNS:,} numbers")
+    for index, value in enumerate(returns):
+        if not _is_finite_number(value):
+            raise ValueError(f"recent_returns[{index}] {_shown(value)} is not a finite number")
+
+
+def _check_policies(policies: dict[str, Any], names: list[str]) -> None:
+    for policy_id, policy in policies.items():
+        if not isinstance(policy, dict):
+            raise ValueError(f"policy {_shown(policy_id)} is not an object")
+        for key in ("weights", "optimizer"):
+            if key in policy and policy[key] not in names:
+                raise ValueError(
+                    f"{key} {_shown(policy[key])} of policy {_shown(policy_id)} is not in files"
+                )
+
+
+def _check_rollouts(rollouts: object, names: list[str]) -> None:
+    if rollouts is None:
+        return
+    if not isinstance(rollouts, dict) or set(rollouts) != {"file", "shards"}:
+        raise ValueError("rollouts is neither null nor an object of file and shards")
+    if rollouts["file"] not in names:
+        raise ValueError(f"rollouts file {_shown(rollouts['file'])} is not in files")
+    if not isinstance(rollouts["shards"], dict):
+        raise ValueError("rollouts shards is not an object")
+    for shard, sha256 in rollouts["shards"].items():
+        if not isinstance(sha256, str) or not _HASH.fullmatch(sha256):
+            raise ValueError(
+                f"sha256 {_shown(sha256)} of shard {_shown(shard)} is not 64 hex digits"
+            )
+
+
+def _is_finite_number(value: object) -> bool:
+    return type(value) in (int, float) and math.isfinite(cast(float, value))
 
 
 def _check_parent(version: int, parent: object) -> None:

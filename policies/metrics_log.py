@@ -93,8 +93,9 @@ def _whole_lines(data: bytes) -> Iterator[tuple[int, bytes]]:
             row = orjson.loads(line)
         except orjson.JSONDecodeError:
             continue
-        if line.endswith(b"\n") and isinstance(row, dict) and type(row.get("version")) is int:
-            yield row["version"], line
+        version = row.get("version") if isinstance(row, dict) else None
+        if line.endswith(b"\n") and type(version) is int and version >= 0:
+            yield version, line
 
 
 def _flat(prefix: str, values: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:

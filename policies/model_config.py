@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
 Activation = Literal["tanh", "relu", "silu"]
-Width = Annotated[int, Field(ge=1)]
+Width = Annotated[int, Field(ge=1, le=100_000)]
 
 
 class ModelConfig(BaseModel):

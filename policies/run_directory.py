@@ -249,11 +249,11 @@ class RunDirectory:
 
     def write_arrays(self, version: int, stem: str, arrays: Mapping[str, np.ndarray]) -> FileRecord:
         """Writes arrays into a version's folder: see `version_files.write_arrays`."""
-        return version_files.write_arrays(self.version_path(version), stem, arrays)
+        return version_files.write_arrays(self._folder_to_write(version), stem, arrays)
 
     def write_arrow(self, version: int, stem: str, table: pa.Table | pa.RecordBatch) -> FileRecord:
         """Writes a table into a version's folder: see `version_files.write_arrow`."""
-        return version_files.write_arrow(self.version_path(version), stem, table)
+        return version_files.write_arrow(self._folder_to_write(version), stem, table)
 
     def read_arrays(self, version: int, record: FileRecord) -> dict[str, np.ndarray]:
         """Returns writable arrays sorted by name.
@@ -262,14 +262,14 @@ class RunDirectory:
             RunError: the file is missing or damaged; names it and the newest good version.
         """
         try:
-            return version_files.read_arrays(self.version_path(version), record)
+            return version_files.read_arrays(self._folder_to_read(version), record)
         except RunError as error:
             raise self._with_way_out(error) from error
 
     def read_arrow(self, version: int, record: FileRecord) -> pa.Table:
         """Returns a version's table; raises as `read_arrays`."""
         try:
-            return version_files.read_arrow(self.version_path(version), record)
+            return version_files.read_arrow(self._folder_to_read(version), record)
         except RunError as error:
             raise self._with_way_out(error) from error
 
@@ -364,8 +364,20 @@ class RunDirectory:
         return {"version": parent.version, "sha256": parent.sha256}
 
     def _verify(self, info: VersionInfo) -> None:
+        folder = self._folder_to_read(info.version)
         for record in info.files:
-            version_files.read_verified(info.path, record)
+            version_files.read_verified(folder, record)
+
+    def _folder_to_read(self, version: int) -> str:
+        # Its files are opened by this path, whose last folders a stranger's run may have as links.
+        self.store.check_inside(f"{VERSIONS}/{version:08d}")
+        return self.version_path(version)
+
+    def _folder_to_write(self, version: int) -> str:
+        # Writing makes folders as needed, and so would bring a deleted run back as a stump.
+        if not self.store.has_root():
+            raise RunError(f"{self.url} was removed")
+        return self._folder_to_read(version)
 
     def _with_way_out(self, error: RunError) -> RunError:
         good = self.newest_good_version()

@@ -35,6 +35,8 @@ from policies.processes import machine_identity, process_start
 LOCK = "run.lock"
 _MAX_LOCK_BYTES = 65536
 _MAX_HEARTBEAT_S = 60.0
+_UNREADABLE_RETRIES = 100
+_UNREADABLE_WAIT_S = 0.02
 
 
 @dataclass(frozen=True)
@@ -155,9 +157,16 @@ class RunLock:
         """
         if self._thread is not None:
             raise RuntimeError("a RunLock is acquired once")
+        unreadable = 0
         while not self._store.create(LOCK, self._me.encode()):
             data = self._store.read(LOCK, _MAX_LOCK_BYTES)
             if data is None:
+                # Mostly a holder that has just released it.
+                unreadable += 1
+                if unreadable > _UNREADABLE_RETRIES:
+                    url = self._store.url_of(LOCK)
+                    raise RunError(f"{url} can be neither created nor read")
+                time.sleep(_UNREADABLE_WAIT_S)
                 continue
             self._wait_until_dead(data)
             if self._take_over(data):
@@ -196,8 +205,7 @@ class RunLock:
         if url != self._store.url:
             raise RunError(f"the lock of {self._store.url} does not cover {url}")
         self.check()
-        if self._token_now() != self._me.token:
-            self._lose("another process took it over")
+        if not self._still_ours():
             self.check()
 
     def _wait_until_dead(self, data: bytes) -> None:
@@ -250,6 +258,11 @@ class RunLock:
     def _refusal(self, holder: LockHolder | None) -> str:
         if holder is None:
             return f"{self._store.url} is being trained by another process; wait for it to end"
+        if holder.pid == self._me.pid and holder.lives_here():
+            return (
+                f"{self._store.url} is held by another object of this process: "
+                "close() that one first"
+            )
         return (
             f"{self._store.url} is being trained by process {holder.pid} on host {holder.host}: "
             f"wait for it, end it (kill {holder.pid}), or choose another run directory"
@@ -262,8 +275,7 @@ class RunLock:
     def _refresh(self) -> None:
         with self._writing:
             try:
-                if self._token_now() != self._me.token:
-                    self._lose("another process took it over, or it was removed")
+                if not self._still_ours():
                     return
                 self._me = replace(self._me, counter=self._me.counter + 1)
                 self._store.replace(LOCK, self._me.encode(), durable=False)
@@ -272,6 +284,14 @@ class RunLock:
                 # One failed write is no loss; silence for as long as others wait is.
                 if time.monotonic() - self._confirmed > self._missed * self._me.heartbeat_s:
                     self._lose(str(error))
+
+    def _still_ours(self) -> bool:
+        data = self._store.read(LOCK, _MAX_LOCK_BYTES)
+        holder = LockHolder.decode(data) if data is not None else None
+        if holder is not None and holder.token == self._me.token:
+            return True
+        self._lose(f"{LOCK} was removed" if data is None else "another process took it over")
+        return False
 
     def _token_now(self) -> str | None:
         data = self._store.read(LOCK, _MAX_LOCK_BYTES)

@@ -7,6 +7,7 @@ axis n in every leaf. Leaves are visited with Dict keys in sorted order, everywh
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -30,6 +31,9 @@ _DTYPES = frozenset(
     + tuple(f"{kind}{bits}" for kind in ("int", "uint") for bits in (8, 16, 32, 64))
 )
 
+_MAX_ELEMENTS = 10**8
+_MAX_CHOICES = 10**7
+
 
 def check_supported(space: Space, role: str) -> None:
     """Checks that every part of a space can be stored, acted on and learned from.
@@ -52,6 +56,7 @@ def _check_supported(space: Space, role: str, path: Path) -> None:
         elif space.dtype is None or space.dtype.name not in _DTYPES:
             problem = f"dtype {space.dtype} is not supported"
         else:
+            _check_size(space, f"{role} space{path_text(path)}")
             return
         raise ConfigError(
             f"{role} space{path_text(path)}: {problem}; use {', '.join(_TYPE_NAMES)} "
@@ -65,6 +70,25 @@ def _check_supported(space: Space, role: str, path: Path) -> None:
                 f"{role} space{path_text(path)}: the Dict key {key!r} is not a string"
             )
         _check_supported(child, role, (*path, key))
+
+
+def _check_size(leaf: Space, where: str) -> None:
+    elements = math.prod(leaf.shape or ())
+    choices = 0.0
+    if isinstance(leaf, Discrete):
+        choices = int(leaf.n)
+    elif isinstance(leaf, MultiDiscrete):
+        choices = float(leaf.nvec.sum(dtype=np.float64))
+    kind = type(leaf).__name__
+    if elements == 0:
+        raise ConfigError(f"{where}: a {kind} space without elements (shape {leaf.shape})")
+    if elements > _MAX_ELEMENTS:
+        raise ConfigError(f"{where}: {elements} elements, more than the {_MAX_ELEMENTS} supported")
+    if choices > _MAX_CHOICES:
+        raise ConfigError(
+            f"{where}: a {kind} space of {choices:.0f} values, "
+            f"more than the {_MAX_CHOICES} supported"
+        )
 
 
 def path_text(path: Path) -> str:

@@ -201,13 +201,23 @@ def require_allowed(
     """
     ours = imported_names(given)
     for setting, name in imported_names(stored).items():
-        module = name.partition(":")[0] if ":" in name else name.rpartition(".")[0]
+        module = _module_of(name)
         is_allowed = any(module == m or module.startswith(f"{m}.") for m in allowed)
         if ours.get(setting) != name and not is_allowed:
             raise ConfigError(
                 f"{url} names code to import, {setting}={name}; "
-                f"if you trust it, pass --allow_import={module}"
+                f"if you trust it, pass --allow_import={module} "
+                f'(in Python: allow_import=["{module}"])'
             )
+
+
+def imported_modules(settings: Mapping[str, Any]) -> list[str]:
+    """Modules that a resume has to allow, sorted."""
+    return sorted({_module_of(name) for name in imported_names(settings).values()})
+
+
+def _module_of(name: str) -> str:
+    return name.partition(":")[0] if ":" in name else name.rpartition(".")[0]
 
 
 def refuse_changes(stored: AlgorithmConfig, new: AlgorithmConfig, url: str) -> None:

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import reprlib
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import gymnasium as gym
+import numpy as np
 
 from policies import env_state
 from policies.env_failures import EnvFailedError, describe
@@ -61,7 +63,7 @@ class LocalEnv:
                 return self._run(operation, arguments)
         except RunError:
             raise
-        except (Exception, SystemExit) as error:
+        except (Exception, SystemExit, GeneratorExit) as error:
             raise EnvFailedError(describe(error, self.env)) from error
         finally:
             watch.leave()
@@ -72,11 +74,14 @@ class LocalEnv:
             )
         obs, reward, terminated, truncated, _ = returned
         try:
-            return obs, float(reward), bool(terminated), bool(truncated)
-        except (TypeError, ValueError) as error:
+            if isinstance(reward, str | bytes):
+                raise TypeError("text is no reward")
+            return obs, float(reward), _flag(terminated), _flag(truncated)
+        except (TypeError, ValueError, OverflowError) as error:
             raise RunError(
                 f"environment {self._label}: rewards, terminateds and truncateds must be single "
-                f"values, but step() returned {reward!r}, {terminated!r}, {truncated!r}"
+                f"values, but step() returned {reprlib.repr(reward)}, {reprlib.repr(terminated)}, "
+                f"{reprlib.repr(truncated)}"
             ) from error
 
     def _replay(self, reset_seed: int, actions: Sequence[Any]) -> Any:
@@ -116,10 +121,19 @@ class LocalEnv:
         """Closes the environment."""
         self._watch.enter(self._label)
         try:
-            with contextlib.suppress(Exception):
+            with contextlib.suppress(Exception, SystemExit):
                 self.env.close()
         finally:
             self._watch.leave()
+
+
+def _flag(value: Any) -> bool:
+    """A bool, of whatever numeric type: `None` or the text "False" would be taken for a meaning."""
+    if value is True or value is False:
+        return value
+    if np.ndim(value) == 0 and value in (0, 1):
+        return bool(value)
+    raise TypeError("not a bool")
 
 
 class SyncVectorEnv(SeededVectorEnv):

@@ -71,7 +71,8 @@ class LiveView(TrainingView):
             self._live.start()
 
     def _show_round(self, events: list[str]) -> None:
-        for event in events:
+        best = [self.progress.best_line()] if self.progress.new_best else []
+        for event in [*best, *events]:
             self._show_line(event)
 
     def _show_line(self, line: str) -> None:

@@ -17,6 +17,8 @@ NO_EPISODES = "0 episodes finished"
 """Stands in the place of the return before the first episode has ended."""
 
 _RATE_WINDOW_SECONDS = 10.0
+_NEARER = 2.0
+_LEAST_WAY = 0.1
 _ESCAPE_CODES = r"\x1b\[[0-?]*[ -/]*[@-~]"
 
 
@@ -45,6 +47,7 @@ class Progress:
         latest: the result of the latest round, or None before the first.
         evaluation: the latest evaluation, or None.
         best: version and mean of the best evaluation so far, or None.
+        new_best: whether the latest round's evaluation is the best so far.
         steps_per_second: env steps a second over about the last ten seconds, or None.
         env_restarts: environments restarted since the start.
     """
@@ -59,6 +62,7 @@ class Progress:
         self.latest: Mapping[str, Any] | None = None
         self.evaluation: Mapping[str, Any] | None = None
         self.best: tuple[int, float] | None = None
+        self.new_best = False
         self.steps_per_second: float | None = None
         self.env_restarts = 0
         self._env_error: str | None = None
@@ -89,11 +93,13 @@ class Progress:
         """Takes in the result of a round.
 
         Returns:
-            Lines about what happened in it that should stay on the screen; mostly none.
+            Lines about what happened in it that should stay on the screen; mostly none. A new best
+            is told by `new_best` instead, which every view shows in its own way.
         """
         now = self._clock()
         self._measure(result, now)
         self.latest = result
+        self.new_best = False
         events = []
         if result["env_restarts"]:
             self.env_restarts += result["env_restarts"]
@@ -103,12 +109,16 @@ class Progress:
         evaluation = result["evaluation"]
         if evaluation is not None:
             self.evaluation = evaluation
-            where = f"round {result['version']:>5,}  {result['env_steps']:>11,} steps  "
-            if self._is_best(result["version"], evaluation["mean"]):
-                events.append(f"{where}new best evaluation {number(evaluation['mean'])}")
+            self.new_best = self._is_best(result["version"], evaluation["mean"])
             if again := evaluation.get("confirmation"):
-                events.append(f"{where}again {_confirmation_text(again)}")
+                text = _confirmation_text(again, self.limits.get("stop_return"))
+                events.append(f"{_where(result)}  {text}")
         return events
+
+    def best_line(self) -> str:
+        """The line that tells of the latest round's new best."""
+        assert self.latest is not None
+        return f"{_where(self.latest)}  new best evaluation {self.evaluation_mean()}"
 
     def elapsed(self) -> float:
         """Seconds since the start of this command."""
@@ -131,10 +141,17 @@ class Progress:
         """Returns the stop condition that comes first at the present speed; None without any.
 
         They are compared by the part of the way that this command has gone since it began, which
-        for a resumed run differs from the part that is done.
+        for a resumed run differs from the part that is done. Returns rise in leaps: another
+        limit takes the place of `stop_return` only where it is clearly nearer.
         """
-        candidates = [*self._counts(), *self._seconds(), *self._return()]
-        return max(candidates, key=lambda item: item[0])[1] if candidates else None
+        limits = [*self._counts(), *self._seconds()]
+        nearest = max(limits, key=lambda item: item[0]) if limits else None
+        target = self._return()
+        if target is None:
+            return nearest[1] if nearest else None
+        if nearest and nearest[0] > max(_LEAST_WAY, _NEARER * target[0]):
+            return nearest[1]
+        return target[1]
 
     def _counts(self) -> list[tuple[float, NearestLimit]]:
         steps = self.latest["env_steps"] if self.latest else 0
@@ -143,8 +160,8 @@ class Progress:
         began, first_steps, first_rounds = self._first or (now, 0, 0)
         candidates = []
         for key, done, before, unit in (
-            ("max_env_steps", steps, first_steps, "env steps"),
-            ("max_rounds", rounds, first_rounds, "rounds"),
+            ("max_env_steps", steps, first_steps, "env step"),
+            ("max_rounds", rounds, first_rounds, "round"),
         ):
             limit = self.limits.get(key)
             if limit is None:
@@ -152,7 +169,7 @@ class Progress:
             way = _part(done - before, limit - before)
             last = self._recent[-1][0] if self._recent else now
             left = (last - began) * (1 - way) / way - (now - last) if way > 0 else None
-            text = f"of {limit:,.0f} {unit}"
+            text = f"of {counted(limit, unit)}"
             candidates.append((way, NearestLimit(text, _part(done, limit), left)))
         return candidates
 
@@ -163,15 +180,15 @@ class Progress:
         way = _part(self.elapsed(), limit)
         return [(way, NearestLimit(f"of {duration(limit)}", way, limit - self.elapsed()))]
 
-    def _return(self) -> list[tuple[float, NearestLimit]]:
+    def _return(self) -> tuple[float, NearestLimit] | None:
         target = self.limits.get("stop_return")
         if target is None:
-            return []
+            return None
         first = self._first_evaluation
         way = 0.0
         if self.best is not None and first is not None:
             way = _part(self.best[1] - first, target - first)
-        return [(way, NearestLimit(f"to return {target:,g}", way, None))]
+        return way, NearestLimit(f"to return {target:,g}", way, None)
 
     def _measure(self, result: Mapping[str, Any], now: float) -> None:
         steps, recent = result["env_steps"], self._recent
@@ -212,6 +229,11 @@ def count(value: float | None) -> str:
     return "-" if value is None else f"{value:,.0f}"
 
 
+def counted(value: float, unit: str) -> str:
+    """Writes a number with its unit: "1 round", "2 rounds"."""
+    return f"{count(value)} {unit}{'' if value == 1 else 's'}"
+
+
 def duration(seconds: float) -> str:
     """Writes a time as M:SS or H:MM:SS."""
     minutes, rest = divmod(max(0, int(seconds)), 60)
@@ -219,17 +241,20 @@ def duration(seconds: float) -> str:
     return f"{hours}:{minutes:02}:{rest:02}" if hours else f"{minutes}:{rest:02}"
 
 
-def evaluation_text(evaluation: Mapping[str, Any]) -> str:
-    """Writes an evaluation with its spread, its episodes and the confirmation, if there is one."""
+def evaluation_text(evaluation: Mapping[str, Any], target: float | None = None) -> str:
+    """Writes an evaluation with its spread, its episodes and the confirmation, if there is one.
+
+    `target` is the return that a confirmation had to reach.
+    """
     details = []
     if evaluation.get("std") is not None:
         details.append(f"std {number(evaluation['std'])}")
-    details.append(f"{count(evaluation['n'])} episodes")
+    details.append(counted(evaluation["n"], "episode"))
     if evaluation.get("capped"):
         details.append(f"{count(evaluation['capped'])} cut short")
     text = f"{number(evaluation['mean'])} ({', '.join(details)})"
     again = evaluation.get("confirmation")
-    return f"{text}, again {_confirmation_text(again)}" if again else text
+    return f"{text}, {_confirmation_text(again, target)}" if again else text
 
 
 def printable(text: str) -> str:
@@ -241,8 +266,14 @@ def printable(text: str) -> str:
     return "".join(c if c.isprintable() else " " for c in plain).strip()
 
 
-def _confirmation_text(confirmation: Mapping[str, Any]) -> str:
-    return f"{number(confirmation['mean'])} ({count(confirmation['n'])} fresh episodes)"
+def _confirmation_text(confirmation: Mapping[str, Any], target: float | None) -> str:
+    mean, episodes = confirmation["mean"], counted(confirmation["n"], "fresh episode")
+    missed = target is not None and not mean >= target
+    return f"{'not confirmed' if missed else 'confirmed'}: {number(mean)} over {episodes}"
+
+
+def _where(result: Mapping[str, Any]) -> str:
+    return f"round {result['version']:>5,}  {result['env_steps']:>11,} steps"
 
 
 def _part(done: float, whole: float) -> float:

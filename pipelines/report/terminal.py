@@ -18,6 +18,7 @@ from pipelines.report.progress import (
     NO_EPISODES,
     Progress,
     count,
+    counted,
     duration,
     evaluation_text,
     number,
@@ -130,7 +131,7 @@ class PlainView(TrainingView):
     """Lines for a log file, a pipe or a dumb terminal, without control characters.
 
     At most one line a second for rounds, fewer as the run gets longer (every tenth second after ten
-    minutes, every minute after an hour); events and notices always.
+    minutes, every minute after an hour); new bests, events and notices always.
     """
 
     def __init__(self, stream: TextIO, clock: Callable[[], float] = time.monotonic) -> None:
@@ -145,7 +146,7 @@ class PlainView(TrainingView):
 
     def _show_round(self, events: list[str]) -> None:
         elapsed = self.progress.elapsed()
-        self._pending = elapsed < self._next_line
+        self._pending = elapsed < self._next_line and not self.progress.new_best
         if not self._pending:
             self._write(self._line(elapsed))
             self._next_line = elapsed + min(max(1.0, elapsed / 60), _LONGEST_PAUSE_SECONDS)
@@ -164,17 +165,16 @@ class PlainView(TrainingView):
         progress = self.progress
         result = progress.latest or {"version": 0, "env_steps": 0, "episode_return_mean": None}
         mean = result["episode_return_mean"]
-        return "  ".join(
-            (
-                f"{duration(elapsed):>8}",
-                f"round {result['version']:>5,}",
-                f"{result['env_steps']:>11,} steps",
-                f"{count(progress.steps_per_second):>7}/s",
-                f"eval {progress.evaluation_mean():>8}",
-                f"best {progress.best_mean():>8}",
-                NO_EPISODES if mean is None else f"return {number(mean):>8}",
-            )
-        )
+        parts = [
+            f"{duration(elapsed):>8}",
+            f"round {result['version']:>5,}",
+            f"{result['env_steps']:>11,} steps",
+            f"{count(progress.steps_per_second):>7}/s",
+            f"eval {progress.evaluation_mean():>8}",
+            f"best {progress.best_mean():>8}",
+            f"training: {NO_EPISODES}" if mean is None else f"return {number(mean):>8}",
+        ]
+        return "  ".join([*parts, "new best"] if progress.new_best else parts)
 
     def _write(self, text: str) -> None:
         # ValueError: the stream is closed.
@@ -199,13 +199,13 @@ def summary_lines(result: Mapping[str, Any], progress: Progress) -> list[str]:
     run = result["run_dir"]
     evaluation, reached = result["evaluation"], result["first_reached"]
     facts = {
-        "env steps": f"{result['env_steps']:,} in {result['rounds']:,} rounds",
+        "env steps": f"{count(result['env_steps'])} in {counted(result['rounds'], 'round')}",
         "time": duration(result["wall_seconds"]),
     }
     if evaluation is not None:
-        facts["evaluation"] = evaluation_text(evaluation)
+        facts["evaluation"] = evaluation_text(evaluation, progress.limits.get("stop_return"))
     if reached is not None:
-        facts["target met"] = f"after {reached['env_steps']:,} env steps"
+        facts["target met"] = f"after {counted(reached['env_steps'], 'env step')}"
         if reached["seconds"] is not None:  # Unknown when that command was killed.
             facts["target met"] += f", {duration(reached['seconds'])}"
     if result["best_version"] is not None:
@@ -214,9 +214,9 @@ def summary_lines(result: Mapping[str, Any], progress: Progress) -> list[str]:
         facts["env restarts"] = f"{progress.env_restarts:,}"
     ways_on = {
         "run": run,
-        "resume": f"the same command with --run_dir={_quoted(run)} --resume",
+        "resume": f"the same command with --run_dir={_quoted(run)} --resume{_allowed(result)}",
         "plot": f"tensorboard --logdir {_quoted(run.rstrip('/') + '/tensorboard')}",
-        "in Python": f"pipelines.algorithm.Algorithm.restore({run!r})",
+        "in Python": f"pipelines.algorithm.Algorithm.restore({_arguments(run, result)})",
     }
     width = max(map(len, facts | ways_on))
     return [
@@ -242,7 +242,17 @@ def _limit_text(key: str, limit: float) -> str:
         return f"return {limit:,g}"
     if key == "max_seconds":
         return f"time {duration(limit)}"
-    return f"{limit:,.0f} {key.removeprefix('max_').replace('_', ' ')}"
+    return counted(limit, key.removeprefix("max_").removesuffix("s").replace("_", " "))
+
+
+def _allowed(result: Mapping[str, Any]) -> str:
+    """Flags that let a resumed run import the code it names."""
+    return "".join(f" --allow_import={module}" for module in result.get("allow_import", ()))
+
+
+def _arguments(run: str, result: Mapping[str, Any]) -> str:
+    modules = list(result.get("allow_import", ()))
+    return f"{run!r}, allow_import={modules!r}" if modules else repr(run)
 
 
 def _stop_text(reason: str | None, limits: Mapping[str, float | None]) -> str:

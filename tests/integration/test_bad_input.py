@@ -166,7 +166,10 @@ def test_numbers_that_are_none_end_the_run_and_the_last_version_stays(
     # The steps at the start that check the environment do not count: it is another instance.
     line = line_of(capfd, [*words, "--max_rounds=50"], 1)
     assert re.search(pattern, line), line
-    kept = re.search(r"\(version (\d+) is kept: go on with --run_dir=\S+ --resume\)", line)
+    kept = re.search(
+        r"\(version (\d+) is kept: go on with --run_dir=\S+ --resume --allow_import=users_envs\)",
+        line,
+    )
     newest = RunDirectory("run").newest_version()
     assert kept and newest and int(kept[1]) == newest.version == 7
     assert not (users_folder / "run" / "run.lock").exists()

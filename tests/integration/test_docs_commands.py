@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import re
 import shlex
+import sys
 from pathlib import Path
 
 import pytest
 
+from pipelines.algorithm import Algorithm
 from pipelines.training_command import main
 
 ROOT = Path(__file__).parents[2]
@@ -25,6 +27,17 @@ def blocks(language: str) -> list[tuple[str, str]]:
             if name == language:
                 found.append((page.name, text))
     return found
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The present folder, with the modules that the docs show: blocks that begin with a name."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    for name, text in MODULES.items():
+        (tmp_path / name).write_text(text)
+        monkeypatch.delitem(sys.modules, name.removesuffix(".py"), raising=False)
+    return tmp_path
 
 
 def shell_lines() -> list[tuple[str, str]]:
@@ -55,6 +68,11 @@ TRAINING = [
 ]
 
 
+MODULES = {
+    match[1]: text for _, text in blocks("python") if (match := re.match(r"# (\w+\.py)\n", text))
+}
+
+
 def test_the_docs_show_commands() -> None:
     assert TRAINING and any(page == "README.md" for page, _ in TRAINING)
 
@@ -63,11 +81,9 @@ def test_the_docs_show_commands() -> None:
 def test_training_commands_are_understood(
     page: str,
     line: str,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
+    folder: Path,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    monkeypatch.chdir(tmp_path)
     words = shlex.split(line.removeprefix("$ "), comments=True)[3:]
     resumed = "--resume" in words
     if resumed:
@@ -75,6 +91,8 @@ def test_training_commands_are_understood(
         small = ["--num_envs_per_worker=2", "--rollout_fragment_length=4", "--quiet"]
         # The docs' run is made by the command above it, with another environment.
         env = ["--env=Acrobot-v1"] if "acrobot" in run_dir else []
+        if "--allow_import=myenv" in words:
+            env = ["--env=myenv:MyEnv"]
         small += ["--evaluation_interval=0", "--max_rounds=1", *env]
         assert main([f"--run_dir={run_dir}", *small]) == 0
     shows = {"--print_config", "--help", "-h"} & set(words)
@@ -104,16 +122,39 @@ def test_other_commands_are_known_ones() -> None:
     ("page", "code"),
     [(page, code) for page, code in blocks("python") if "Algorithm" in code],
 )
-def test_python_that_trains_runs(
-    page: str, code: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.chdir(tmp_path)
+def test_python_that_trains_runs(page: str, code: str, folder: Path) -> None:
     scope: dict[str, object] = {}
     exec(compile(code, page, "exec"), scope)
     for value in scope.values():
         close = getattr(value, "close", None)
         if callable(close) and not isinstance(value, type):
             close()
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        ["--env=myenv:MyEnv", '--env_config={"length": 15}', "--set", "horizon=200"],
+        [
+            "--set",
+            "model.custom_network=mynet:Net",
+            "--set",
+            "model.custom_network_config.width=16",
+        ],
+    ],
+)
+def test_modules_of_the_docs_train_and_are_restored(settings: list[str], folder: Path) -> None:
+    small = ["--max_rounds=1", "--evaluation_interval=0", "--quiet", "--run_dir=run"]
+    assert main([*settings, *small]) == 0
+    with (
+        Algorithm.restore("run", allow_import=["myenv", "mynet"]) as algorithm,
+        pytest.warns(UserWarning, match="max_rounds"),
+    ):
+        assert algorithm.train()["stop_reason"] == "max_rounds"
+    with Algorithm.restore(
+        "run", config={"max_rounds": 2}, allow_import=["myenv", "mynet"]
+    ) as algorithm:
+        assert algorithm.train()["version"] == 2
 
 
 def test_links_between_the_pages_lead_somewhere() -> None:

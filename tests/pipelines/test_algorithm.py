@@ -113,7 +113,7 @@ def test_a_device_that_is_not_there_is_refused_before_anything_is_written(tmp_pa
 def test_a_second_driver_is_refused_and_acting_needs_no_lock(trained: Algorithm) -> None:
     other = Algorithm.restore(trained.run_dir)
     assert other.compute_single_action(OBS) in (0, 1)
-    with pytest.raises(ConfigError, match="is being trained by process"):
+    with pytest.raises(ConfigError, match="held by another object of this process: close"):
         other.train()
 
 

@@ -130,3 +130,16 @@ def test_help_lists_our_flags_and_only_ours(capsys: pytest.CaptureFixture[str]) 
         assert f"  --{name}" in text
     assert "direct_num_workers" not in text and "staging" not in text
     assert max(map(len, text.splitlines())) <= 100
+
+
+@pytest.mark.parametrize(
+    "value", ['{"a": ' + "9" * 5000 + "}", '{"a": ' * 100_000, "[" * 60 + "]" * 60]
+)
+def test_an_extreme_env_config_is_a_short_error(value: str) -> None:
+    with pytest.raises(ConfigError, match="^--env_config=") as caught:
+        parsed(f"--env_config={value}").settings()
+    assert len(str(caught.value)) < 400 and "\n" not in str(caught.value)
+
+
+def test_an_empty_algo_is_unknown() -> None:
+    assert "unknown algorithm ''" in refusal("--algo=")

@@ -105,8 +105,14 @@ def test_texts_lose_escape_codes_and_line_breaks() -> None:
 
 def test_an_evaluation_tells_what_it_rests_on() -> None:
     text = evaluation_text(evaluation(480, capped=2, confirmation={"mean": 476.0, "n": 100}))
-    assert text == "480.0 (std 1.0, 20 episodes, 2 cut short), again 476.0 (100 fresh episodes)"
+    assert (
+        text
+        == "480.0 (std 1.0, 20 episodes, 2 cut short), confirmed: 476.0 over 100 fresh episodes"
+    )
     assert evaluation_text({"mean": 480.0, "n": 100}) == "480.0 (100 episodes)"
+    missed = {"mean": 480.0, "n": 1, "confirmation": {"mean": 470.0, "n": 1}}
+    text = evaluation_text(missed, target=475.0)
+    assert text == "480.0 (1 episode), not confirmed: 470.0 over 1 fresh episode"
 
 
 def test_no_finished_episode_is_said_in_words(started: Callable[..., Progress]) -> None:
@@ -131,12 +137,15 @@ def test_speed_is_that_of_the_last_ten_seconds(
     assert progress.steps_per_second == pytest.approx(500)
 
 
-def test_only_a_better_evaluation_is_an_event(started: Callable[..., Progress]) -> None:
+def test_only_a_better_evaluation_is_a_new_best(started: Callable[..., Progress]) -> None:
     progress = started()
-    assert progress.add(round_result(1)) == []
-    events = progress.add(round_result(2, evaluation=evaluation(30)))
-    assert events == ["round     2        2,000 steps  new best evaluation 30.0"]
-    assert progress.add(round_result(3, evaluation=evaluation(29))) == []
+    progress.add(round_result(1))
+    assert not progress.new_best
+    progress.add(round_result(2, evaluation=evaluation(30)))
+    assert progress.new_best
+    assert progress.best_line() == "round     2        2,000 steps  new best evaluation 30.0"
+    progress.add(round_result(3, evaluation=evaluation(29)))
+    assert not progress.new_best
     assert progress.evaluation_mean() == "29.0"
     assert progress.best == (2, 30)
 
@@ -144,8 +153,20 @@ def test_only_a_better_evaluation_is_an_event(started: Callable[..., Progress]) 
 def test_a_resumed_run_keeps_its_best(clock: Clock) -> None:
     progress = Progress(clock)
     progress.start("", {}, {}, best=(7, 100.0))
-    assert progress.add(round_result(9, evaluation=evaluation(99))) == []
+    progress.add(round_result(9, evaluation=evaluation(99)))
+    assert not progress.new_best
     assert progress.best_mean() == "100.0"
+
+
+@pytest.mark.parametrize(("mean", "word"), [(475.0, "confirmed"), (474.9, "not confirmed")])
+def test_a_confirmation_is_told_against_its_target(
+    started: Callable[..., Progress], mean: float, word: str
+) -> None:
+    again = {"mean": mean, "n": 100}
+    result = round_result(2, evaluation=evaluation(480, confirmation=again))
+    assert started(stop_return=475.0).add(result) == [
+        f"round     2        2,000 steps  {word}: {mean} over 100 fresh episodes"
+    ]
 
 
 def test_restarts_are_counted_and_each_error_told_once(started: Callable[..., Progress]) -> None:
@@ -190,6 +211,26 @@ def test_the_way_to_a_return_begins_at_the_first_evaluation(
     limit = progress.nearest_limit()
     assert limit is not None
     assert limit == ("to return -100", pytest.approx(0.5), None)
+
+
+@pytest.mark.parametrize(
+    ("max_env_steps", "shown"),
+    [(1_000_000, "to return 100"), (8_000, "to return 100"), (3_000, "of 3,000 env steps")],
+)
+def test_a_return_gives_way_only_to_a_limit_that_is_clearly_nearer(
+    started: Callable[..., Progress], clock: Clock, max_env_steps: int, shown: str
+) -> None:
+    progress = started(stop_return=100.0, max_env_steps=max_env_steps)
+    for version, mean in ((1, 0.0), (2, 30.0)):
+        limit = progress.nearest_limit()
+        assert limit is not None
+        if version == 1 or max_env_steps == 1_000_000:
+            assert (limit.text, limit.seconds_left) == ("to return 100", None)
+        clock.now += 1
+        progress.add(round_result(version, evaluation=evaluation(mean)))
+    limit = progress.nearest_limit()
+    assert limit is not None
+    assert limit.text == shown
 
 
 def test_without_limits_there_is_none_to_show(started: Callable[..., Progress]) -> None:
@@ -245,11 +286,10 @@ def test_plain_lines_tell_the_run_from_start_to_end(clock: Clock) -> None:
         "  seed   0",
         "  until  return 475 or 10,000 env steps",
         "    0:00  round     1        1,000 steps    2,000/s"
-        "  eval        -  best        -  0 episodes finished",
+        "  eval        -  best        -  training: 0 episodes finished",
         "    0:00  a notice",
-        "    0:00  round     2        2,000 steps  new best evaluation 30.0",
         "    0:00  round     2        2,000 steps    4,000/s"
-        "  eval     30.0  best     30.0  return     20.5",
+        "  eval     30.0  best     30.0  return     20.5  new best",
         "",
         "Done: return 475 reached",
         "  env steps     45,056 in 22 rounds",
@@ -310,3 +350,14 @@ def test_the_summary_says_why_it_ended(clock: Clock, reason: str | None, text: s
     )
     assert text in stream.getvalue().splitlines()
     assert "None" not in stream.getvalue()
+
+
+def test_one_round_is_one_round(clock: Clock) -> None:
+    stream = io.StringIO()
+    view = PlainView(stream, clock)
+    view.start("PPO", {}, {"max_rounds": 1})
+    view.finish(final_result(stop_reason="max_rounds", rounds=1))
+    lines = stream.getvalue().splitlines()
+    assert "  until  1 round" in lines
+    assert "Stopped: limit of 1 round reached" in lines
+    assert "  env steps     45,056 in 1 round" in lines

@@ -149,11 +149,11 @@ def test_values_are_yaml() -> None:
         ),
         (
             "model.hidden=[a]",
-            'model.hidden: got ["a"], expected a list of integers of at least 1',
+            'model.hidden: got ["a"], expected a list of integers of at least 1 and at most 100000',
         ),
         (
             "model={hidden: 3}",
-            "model.hidden: got 3, expected a list of integers of at least 1",
+            "model.hidden: got 3, expected a list of integers of at least 1 and at most 100000",
         ),
         (
             "learner_device=gpu",
@@ -296,7 +296,10 @@ def test_reference_page_has_every_setting_and_every_old_name() -> None:
         assert page.count(f"| `{field.key}` | {field.expected} | `{field.default}` |") == 1
     for old in renamed_keys():
         assert f"| `{old}` |" in page
-    assert "| `model.hidden` | a list of integers of at least 1 | `[64, 64]` |" in page
+    assert (
+        "| `model.hidden` | a list of integers of at least 1 and at most 100000 | `[64, 64]` |"
+        in page
+    )
     assert "`[8]`" in config_reference(SmallConfig)
     for line in page.splitlines():
         assert not line.startswith("|") or line.endswith("|")

@@ -8,6 +8,7 @@ import subprocess
 import sys
 import threading
 import uuid
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -179,3 +180,53 @@ def test_appending_says_whether_the_store_can(store: FileStore) -> None:
     appended = store.append("log", b"b\n")
     assert appended == store.url.startswith("/")
     assert store.read("log", 100) == (b"a\nb\n" if appended else b"a\n")
+
+
+@pytest.mark.parametrize(
+    "action",
+    [
+        lambda store, name: store.read(name, 10),
+        lambda store, name: store.size(name),
+        lambda store, name: store.names(name),
+        lambda store, name: store.replace(name, b"x"),
+        lambda store, name: store.create(name, b"x"),
+        lambda store, name: store.create("new", b"x", after=[name]),
+        lambda store, name: store.append(name, b"x"),
+        lambda store, name: store.sync(name),
+        lambda store, name: store.make_folder(name),
+        lambda store, name: store.remove(name),
+        lambda store, name: store.remove_folder(name),
+        lambda store, name: store.check_inside(name),
+    ],
+)
+def test_links_below_the_root_are_refused(
+    tmp_path: Path, action: Callable[[FileStore, str], object]
+) -> None:
+    (tmp_path / "run").mkdir()
+    (tmp_path / "outside").mkdir()
+    (tmp_path / "outside" / "file").write_bytes(b"mine")
+    (tmp_path / "run" / "folder").symlink_to(tmp_path / "outside")
+    (tmp_path / "run" / "file").symlink_to(tmp_path / "outside" / "file")
+    (tmp_path / "run" / "dangling").symlink_to(tmp_path / "outside" / "new")
+    for name, link in (
+        ("folder", "folder"),
+        ("folder/file", "folder"),
+        ("folder/absent/deeper", "folder"),
+        ("file", "file"),
+        ("dangling", "dangling"),
+    ):
+        with pytest.raises(RunError) as caught:
+            action(FileStore(tmp_path / "run"), name)
+        place = f"{tmp_path}/run/{link}"
+        assert str(caught.value) == f"{place} is a link; a run directory must hold no links"
+    assert os.listdir(tmp_path / "outside") == ["file"]
+    assert (tmp_path / "outside" / "file").read_bytes() == b"mine"
+    assert sorted(os.listdir(tmp_path / "run")) == ["dangling", "file", "folder"]
+
+
+def test_the_root_may_be_a_link(tmp_path: Path) -> None:
+    (tmp_path / "disk").mkdir()
+    (tmp_path / "run").symlink_to(tmp_path / "disk")
+    store = FileStore(tmp_path / "run")
+    store.replace("a/b", b"x")
+    assert store.read("a/b", 1) == b"x" and store.names("") == ["a"]

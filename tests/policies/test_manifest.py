@@ -30,7 +30,9 @@ def _facts() -> dict[str, Any]:
             FileRecord.of("weights", ".safetensors", b"w"),
             FileRecord.of("env", ".arrow", b"e"),
         ],
-        "policies": {"default_policy": {"weights": "weights"}},
+        "policies": {
+            "default_policy": {"weights": FileRecord.of("weights", ".safetensors", b"w").name}
+        },
         "metrics": {"loss": 0.1, "learner": {"kl": 1e-9}},
         "evaluation": {"episodes": 20, "return_mean": 195.5},
         "env_steps": 4096,
@@ -107,6 +109,12 @@ def _set(**changes: object) -> Callable[[dict[str, Any]], None]:
     return lambda manifest: manifest.update(changes)
 
 
+def _set_rollouts(shards: object) -> Callable[[dict[str, Any]], None]:
+    return lambda manifest: manifest.update(
+        rollouts={"file": manifest["files"][0]["name"], "shards": shards}
+    )
+
+
 def _set_file(**changes: object) -> Callable[[dict[str, Any]], None]:
     return lambda manifest: manifest["files"][0].update(changes)
 
@@ -124,7 +132,28 @@ def _set_file(**changes: object) -> Callable[[dict[str, Any]], None]:
         (_set(files=["weights"]), "'weights' is not an object"),
         (_set(policies=[]), "policies is not an object"),
         (_set(metrics=1), "metrics is not an object"),
+        (_set(metrics=None), "metrics is not an object"),
         (_set(evaluation=[]), "evaluation is neither"),
+        (_set(evaluation={"mean": "5"}), "evaluation.mean '5' is neither"),
+        (_set(evaluation={"mean": True}), "evaluation.mean True is neither"),
+        (_set(env_steps=-1), "env_steps -1 is not"),
+        (_set(env_steps=2**63), "env_steps 9223372036854775808 is not"),
+        (_set(env_steps=True), "env_steps True is not"),
+        (_set(env_steps=1.0), "env_steps 1.0 is not"),
+        (_set(env_steps=None), "env_steps None is not"),
+        (_set(recent_returns=None), "recent_returns is not a list"),
+        (_set(recent_returns=[0] * 1_000_001), "recent_returns is not a list of up to 1,000,000"),
+        (_set(recent_returns=[1.0, "2"]), r"recent_returns\[1\] '2' is not"),
+        (_set(recent_returns=[False]), r"recent_returns\[0\] False is not"),
+        (_set(policies={"a": "weights"}), "policy 'a' is not an object"),
+        (_set(policies={"a": {"weights": "../w"}}), "weights '../w' of policy 'a' is not in files"),
+        (_set(policies={"a": {"optimizer": None}}), "optimizer None of policy 'a' is not in"),
+        (_set(rollouts=[]), "rollouts is neither"),
+        (_set(rollouts={"file": "x"}), "rollouts is neither"),
+        (_set(rollouts={"file": "x", "shards": {}}), "rollouts file 'x' is not in files"),
+        (_set_rollouts([]), "rollouts shards is not an object"),
+        (_set_rollouts({"0": "AB" * 32}), "of shard '0' is not 64 hex digits"),
+        (_set_rollouts({"0": 7}), "sha256 7 of shard '0'"),
         (lambda m: m.pop("evaluation"), "evaluation is neither"),
         (lambda m: m.pop("parent"), "parent is neither"),
         (lambda m: m["files"].append(m["files"][0]), "lists a name twice"),
@@ -183,3 +212,18 @@ def test_a_stem_may_hold_dashes() -> None:
     record = FileRecord.of("policy-1-weights", ".safetensors", b"x")
     assert record.stem == "policy-1-weights"
     assert FileRecord.from_json(record.to_json()) == record
+
+
+def test_every_checked_fact_may_be_there_or_absent() -> None:
+    facts = _facts()
+    name = facts["files"][0].name
+    facts["policies"] = {"a": {"weights": name, "optimizer": name}, "b": {}}
+    facts["recent_returns"] = [1, -2.5]
+    facts["env_steps"] = 2**63 - 1
+    facts["rollouts"] = {"file": name, "shards": {"0": "ab" * 32}}
+    for mean in (1.5, 3, None):
+        facts["evaluation"] = {"mean": mean}
+        manifest = decode_manifest(3, encode_manifest(3, facts, PARENT), URL)
+        assert manifest["evaluation"] == {"mean": mean}
+        assert manifest["rollouts"] == facts["rollouts"]
+    assert decode_manifest(3, encode_manifest(3, {"rollouts": None}, PARENT), URL)["files"] == []

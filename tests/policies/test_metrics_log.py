@@ -85,3 +85,12 @@ def test_a_torn_manifest_ends_the_log_for_now(run: RunDirectory) -> None:
     run.store.remove("versions/00000001/manifest.json")
     _publish(run, 1)
     assert log.update() == [1]
+
+
+def test_lines_of_impossible_versions_go(run: RunDirectory) -> None:
+    _publish(run, 0)
+    MetricsLog(run).update()
+    whole = run.store.read("metrics.jsonl", 10**6) or b""
+    run.store.replace("metrics.jsonl", b'{"version":-1}\n{"version":true}\n[1]\n' + whole)
+    assert MetricsLog(run).update() == []
+    assert run.store.read("metrics.jsonl", 10**6) == whole

@@ -260,3 +260,37 @@ def test_json_files_of_a_run_are_checked(url: str | Path) -> None:
             run.read_json("result.json")
     with pytest.raises(RunError, match="missing.json is missing"):
         run.read_json("missing.json")
+
+
+@pytest.mark.parametrize("link", ["versions", "versions/00000000"])
+def test_a_version_behind_a_link_is_neither_read_nor_written(tmp_path: Path, link: str) -> None:
+    run = RunDirectory.create(tmp_path / "run", {})
+    _publish(run, 0)
+    info = run.read_version(0)
+    (tmp_path / "run" / link).rename(tmp_path / "outside")
+    (tmp_path / "run" / link).symlink_to(tmp_path / "outside")
+    before = sorted((tmp_path / "outside").rglob("*"))
+    for action in (
+        lambda: run.write_arrays(0, "more", {"w": np.zeros(1)}),
+        lambda: run.write_arrow(0, "more", pa.table({"a": [1]})),
+        lambda: run.read_arrays(0, info.file("weights")),
+        lambda: run.read_arrow(0, info.file("env")),
+        lambda: run.read_version(0),
+        lambda: run.publish(0, {}),
+    ):
+        with pytest.raises(RunError, match=f"{link} is a link; a run directory must hold no links"):
+            action()
+    assert sorted((tmp_path / "outside").rglob("*")) == before
+
+
+def test_writing_does_not_bring_a_removed_run_back(tmp_path: Path) -> None:
+    run = RunDirectory.create(tmp_path / "run", {})
+    _publish(run, 0)
+    run.store.remove_folder("")
+    for action in (
+        lambda: run.write_arrays(1, "weights", {"w": np.zeros(1)}),
+        lambda: run.write_arrow(1, "env", pa.table({"a": [1]})),
+    ):
+        with pytest.raises(RunError, match="run was removed"):
+            action()
+    assert not (tmp_path / "run").exists()

@@ -87,7 +87,8 @@ def test_a_live_holder_here_is_named_with_the_way_out(
 
 
 def test_a_second_lock_in_one_process_is_refused(store: FileStore) -> None:
-    with RunLock(store.url), pytest.raises(ConfigError, match=f"process {os.getpid()} "):
+    complaint = r"is held by another object of this process: close\(\) that one first"
+    with RunLock(store.url), pytest.raises(ConfigError, match=complaint):
         RunLock(store.url).acquire()
     with RunLock(store.url):
         pass
@@ -115,7 +116,7 @@ def test_a_reused_process_id_does_not_keep_the_lock(store: FileStore) -> None:
 
 def test_a_holder_whose_start_is_unknown_counts_as_alive(store: FileStore) -> None:
     _write(store, _holder(start=""))
-    with pytest.raises(ConfigError, match="is being trained"):
+    with pytest.raises(ConfigError, match="is held by another object of this process"):
         RunLock(store.url).acquire()
 
 
@@ -174,8 +175,33 @@ def test_the_heartbeat_notices_a_removed_lock(store: FileStore) -> None:
         deadline = time.monotonic() + 5
         while lock.held and time.monotonic() < deadline:
             time.sleep(0.01)
-        with pytest.raises(RunError, match="was lost"):
+        with pytest.raises(RunError, match="was lost: run.lock was removed"):
             lock.check()
+
+
+def test_a_removed_lock_is_not_said_to_be_taken_over(store: FileStore) -> None:
+    with RunLock(store.url, heartbeat_s=60.0) as lock:
+        store.remove(LOCK)
+        with pytest.raises(RunError, match="was lost: run.lock was removed"):
+            lock.check_covers(store.url)
+
+
+def test_a_lock_that_neither_exists_nor_can_be_made_ends_the_tries(
+    store: FileStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lock = RunLock(store.url)
+    monkeypatch.setattr(time, "sleep", lambda seconds: None)
+    monkeypatch.setattr(lock._store, "create", lambda *_: False)
+    with pytest.raises(RunError, match="run.lock can be neither created nor read"):
+        lock.acquire()
+
+
+def test_a_lock_that_is_a_link_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / LOCK).symlink_to(tmp_path / "nowhere")
+    with pytest.raises(RunError, match="run.lock is a link; a run directory must hold no links"):
+        RunLock(tmp_path / "run").acquire()
+    assert not (tmp_path / "nowhere").exists()
 
 
 def test_failing_heartbeats_are_a_loss_once_others_may_take_over(

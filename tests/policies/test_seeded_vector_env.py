@@ -168,7 +168,9 @@ def test_too_many_failures_report_the_first_error() -> None:
     env.reset()
     assert len(env.step(actions(0)).failed) == 1
     assert len(env.step(actions(0)).failed) == 1
-    with pytest.raises(RunError, match=r"\(env 0\) failed 3 times.*max_restarts=2.*RuntimeError"):
+    with pytest.raises(
+        RunError, match=r"\(env 0\) failed 3 times.*max_env_restarts=2.*RuntimeError"
+    ):
         env.step(actions(0))
 
 
@@ -371,3 +373,34 @@ def test_an_action_that_the_environment_changes_is_replayed_as_it_was() -> None:
     assert fresh.set_state(env.get_state()).ravel().tolist() == [0.5, 100.5]
     again: Sequence[Any] = fresh.get_state()["actions/0"].ravel().tolist()
     assert again == [0.5, 0.5]
+
+
+@pytest.mark.parametrize(
+    ("reward", "terminated"),
+    [("1", False), (10**400, False), (1.0, None), (1.0, "False"), (1.0, 2)],
+)
+def test_values_of_a_step_are_not_guessed(reward: object, terminated: object) -> None:
+    class Guess(CountingEnv):
+        def step(self, action: int):
+            return self.observation_space.sample(), reward, terminated, False, {}
+
+    env = make(Guess, 1)
+    env.reset()
+    with pytest.raises(RunError, match="must be single values, but step") as caught:
+        env.step(actions(0))
+    assert len(str(caught.value)) < 300
+
+
+def test_an_exit_in_a_constructor_or_close_is_the_environments_failure() -> None:
+    class Exits(CountingEnv):
+        def __init__(self, now: bool) -> None:
+            super().__init__()
+            if now:
+                raise SystemExit(3)
+
+        def close(self) -> None:
+            raise SystemExit(5)
+
+    with pytest.raises(RunError, match="cannot be built: SystemExit: 3"):
+        make(Exits, 1, {"now": True})
+    make(Exits, 1, {"now": False}).close()

@@ -24,7 +24,6 @@ EVERY_SPACE = {
     "box uint8 image": Box(0, 255, (8, 6, 3), np.uint8),
     "box int64": Box(-(2**40), 2**40, (2,), np.int64),
     "box scalar": Box(-2.0, 2.0, (), np.float32),
-    "box no elements": Box(0.0, 1.0, (0,)),
     "box bool": Box(0, 1, (3,), BOOL),
     "discrete": Discrete(5),
     "discrete with start": Discrete(3, start=-1),
@@ -184,6 +183,31 @@ def test_flat_vectors_are_not_copied() -> None:
 def test_flat_encoding_refuses_values_outside_the_space() -> None:
     with pytest.raises(ValueError, match="of row 1 is not in Discrete"):
         spaces.flatten_batch(Discrete(2, start=1), np.array([1, 0]))
+
+
+@pytest.mark.parametrize(
+    ("leaf", "message"),
+    [
+        (Box(0.0, 1.0, (0,)), "without elements"),
+        (Box(0.0, 1.0, (3, 0)), "without elements"),
+        (Discrete(10**7 + 1), "10000001 values"),
+        (MultiDiscrete([2**62, 2**62]), "values, more than"),
+    ],
+)
+def test_spaces_without_elements_and_huge_ones_are_refused(
+    leaf: gym.Space[Any], message: str
+) -> None:
+    with pytest.raises(ConfigError, match=message) as caught:
+        spaces.check_supported(Dict({"a": leaf}), "observation")
+    assert str(caught.value).startswith('observation space["a"]: ')
+
+
+def test_a_leaf_of_too_many_elements_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    spaces.check_supported(Discrete(10**7), "action")
+    monkeypatch.setattr(spaces, "_MAX_ELEMENTS", 10)
+    spaces.check_supported(Box(0.0, 1.0, (2, 5)), "action")
+    with pytest.raises(ConfigError, match="action space: 11 elements, more than"):
+        spaces.check_supported(Box(0.0, 1.0, (11,)), "action")
 
 
 def test_only_uint8_boxes_with_three_axes_are_images() -> None:
