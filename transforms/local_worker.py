@@ -17,6 +17,7 @@ import threading
 import time
 from typing import TextIO
 
+import grpc
 from apache_beam.portability import python_urns
 from apache_beam.portability.api import beam_runner_api_pb2
 from apache_beam.runners.portability.fn_api_runner.worker_handlers import (
@@ -97,7 +98,8 @@ def main(parent: int) -> None:
     threading.Thread(target=_end_with, args=(parent,), daemon=True).start()
     threading.excepthook = ignore_lost_channels
     sys.stderr = WithoutTracebacks(sys.stderr)
-    sdk_worker_main.main([])
+    with contextlib.suppress(grpc.RpcError):  # The runner's server has gone, and so may this.
+        sdk_worker_main.main([])
 
 
 def _end_with(parent: int) -> None:
