@@ -35,12 +35,26 @@ class CollectRollouts(beam.PTransform):
         self.run = run
 
     def expand(self, paths: beam.PCollection[str]) -> beam.PCollection[KeyedBatch]:
+        if self.run.config.num_rollout_workers == 1:
+            # Nothing to spread: a stage less is some milliseconds less a round.
+            return paths | "Sample" >> beam.ParDo(_SampleAll(self.run)).with_output_types(
+                KeyedBatch
+            )
         tickets = paths | "IssueTickets" >> beam.ParDo(_IssueTickets(self.run)).with_output_types(
             Ticket
         )
-        if self.run.config.num_rollout_workers > 1:
-            tickets |= "SpreadShards" >> beam.Reshuffle()
+        tickets |= "SpreadShards" >> beam.Reshuffle()
         return tickets | "Sample" >> beam.ParDo(_Sample(self.run)).with_output_types(KeyedBatch)
+
+
+class _SampleAll(beam.DoFn):
+    def __init__(self, run: TrainingRun) -> None:
+        self._run = run
+
+    def process(self, path: str) -> Iterator[KeyedBatch]:
+        for shard in shards_to_collect(self._run, path):
+            for batch in collect(self._run, path, shard):
+                yield path, batch
 
 
 class _IssueTickets(beam.DoFn):
