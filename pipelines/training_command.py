@@ -39,6 +39,7 @@ ERROR_FILE = "error.txt"
 _STOPS = ("stop_return", "max_env_steps", "max_rounds", "max_seconds")
 _EVENTS_EVERY_S = 15.0
 _ROUNDS_A_FILE = 500
+_LONGEST_LINE = 2_000
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -284,8 +285,11 @@ def _unexpected(error: BaseException, directory: RunDirectory | None) -> RunErro
 
 
 def _say(kind: str, error: Exception) -> None:
+    text = printable(str(error))
+    if len(text) > _LONGEST_LINE:
+        text = f"{text[:_LONGEST_LINE]}..."
     with contextlib.suppress(OSError, ValueError):
-        print(f"{kind}: {printable(str(error))}", file=sys.stderr, flush=True)
+        print(f"{kind}: {text}", file=sys.stderr, flush=True)
 
 
 # --- settings -----------------------------------------------------------------------------------
