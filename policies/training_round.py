@@ -139,6 +139,7 @@ def learn(run: TrainingRun, path: str, batches: Sequence[pa.RecordBatch]) -> Ver
     stages.enter("learn")
     steps = sorted_steps(by_kind.get(STEPS, []))
     states = _by_shard(by_kind.get(SNAPSHOTS, []))
+    episodes = list(_by_shard(by_kind.get(EPISODES, [])).values())
     if len(states) != run.config.num_rollout_workers:
         raise RunError(f"round {version} has the states of {len(states)} shards only: {path}")
     learner_state = run.take_learner(info)
@@ -148,19 +149,19 @@ def learn(run: TrainingRun, path: str, batches: Sequence[pa.RecordBatch]) -> Ver
     facts = run.save_learner(version, learner_state)
     facts["rollouts"], record = _save_rollouts(run, version, states)
     facts["files"].append(record)
-    facts |= _episode_facts(run, info, by_kind.get(EPISODES, []), len(steps))
+    facts |= _episode_facts(run, info, episodes, len(steps))
     facts["metrics"] |= {"learner": stats}
     facts["evaluation"] = None
     seconds = {
-        "collect": max(float(_metadata(batch)["seconds"]) for batch in by_kind[EPISODES]),
+        "collect": max(float(_metadata(batch)["seconds"]) for batch in episodes),
         "learn": learn_seconds,
     }
-    return VersionDraft(version, facts, seconds, _env_error(by_kind[EPISODES]))
+    return VersionDraft(version, facts, seconds, _env_error(episodes))
 
 
 def _env_error(batches: Sequence[pa.RecordBatch]) -> str | None:
     """What the first environment that failed raised, by shard."""
-    errors = [_metadata(batch)["first_error"] for batch in _by_shard(batches).values()]
+    errors = [_metadata(batch)["first_error"] for batch in batches]
     return next((error for error in errors if error), None)
 
 
@@ -198,9 +199,12 @@ def _save_rollouts(
 def _episode_facts(
     run: TrainingRun, info: VersionInfo, batches: list[pa.RecordBatch], rows: int
 ) -> dict[str, Any]:
-    """Counters and episode statistics of the round, and the returns of the latest episodes."""
+    """Counters and episode statistics of the round, and the returns of the latest episodes.
+
+    `batches` has one a shard, in shard order: like rows, a batch that arrived twice counts once.
+    """
     metrics = EpisodeMetrics()
-    for batch in _by_shard(batches).values():
+    for batch in batches:
         metrics = metrics.add_batch(batch)
     table = pa.Table.from_batches([batch.replace_schema_metadata(None) for batch in batches])
     table = table.sort_by([("env_step", "ascending"), ("shard", "ascending"), ("env", "ascending")])

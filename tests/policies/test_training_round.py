@@ -398,3 +398,12 @@ def test_rows_that_arrive_twice_count_once() -> None:
     batch = SampleBatch.from_columns(columns).record_batch
     steps = sorted_steps([batch, batch.slice(1), batch.slice(0, 1)])
     assert list(zip(steps[SHARD], steps[ENV], strict=True)) == [(0, 0), (0, 1), (1, 0)]
+
+
+def test_a_shard_that_arrives_twice_counts_once(make_run: MakeRun) -> None:
+    run = make_run(num_rollout_workers=2)
+    path = run.publish_initial().path
+    batches = _sample(run, path)
+    once = learn(run, path, batches).facts
+    twice = learn(run, path, [*batches, *batches[: len(batches) // 2]]).facts
+    assert once is not None and twice == once
